@@ -1,0 +1,1 @@
+"""Algorithms: one file each, losses return (loss, diagnostics)."""

@@ -1,0 +1,1 @@
+"""Recorded experience: store, sampling, formats."""

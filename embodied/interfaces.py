@@ -1,0 +1,168 @@
+"""The protocols between the parts. Implement one of these to plug something in; inherit from nothing.
+
+Axes and units are those of `types`; policies work on torch tensors, everything else on NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from .types import ActionChunk, ChunkResult, Episode, Observation, Spec, Transition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Context = Any
+"""A tree of tensors, batch axis first: what a policy needs to know of its observations. Cacheable, indexable,
+repeatable; detached where the encoder is frozen."""
+
+
+class Velocity(NamedTuple):
+    """What a flow policy returns at one flow time."""
+
+    v: Tensor
+    """[B, H, A]: predicted noise - action, normalised units."""
+    features: Tensor
+    """[B, H, F]: the last hidden layer per action, for value and noise heads."""
+
+
+class Policy(Protocol):
+    """Anything that acts."""
+
+    def act(self, obs: Observation, explore: bool) -> ActionChunk:
+        """Choose one chunk per row of `obs`; `explore` asks for the stochastic, likelihood-bearing sampler."""
+        ...
+
+
+@runtime_checkable
+class FlowPolicy(Protocol):
+    """A conditional velocity field. A `torch.nn.Module` that knows no algorithm, sampler or simulator."""
+
+    spec: Spec
+    horizon: int
+    """H, actions per chunk."""
+    action_dim: int
+    """A, including padding dims if the network has any; the first `spec.action_dim` are real."""
+    prefix_dim: int
+    """Width of `prefix_features`."""
+    feature_dim: int
+    """Width of `Velocity.features`."""
+    frozen_prefix: bool
+    """Whether `encode` is independent of every trainable parameter, so that its result may be kept."""
+
+    def encode(self, obs: Observation) -> Context:
+        """Encode observations, on the policy's device, once per decision."""
+        ...
+
+    def prefix_features(self, context: Context) -> Tensor:
+        """Summarise a context for value heads: [B, prefix_dim]."""
+        ...
+
+    def velocity(self, x: Tensor, t: Tensor, context: Context) -> Velocity:
+        """Predict the velocity at x [B, H, A] and flow time t [B] (1 noise, 0 action)."""
+        ...
+
+    def normalise(self, actions: Tensor) -> Tensor:
+        """Raw [..., spec.action_dim] to normalised, padded [..., action_dim]."""
+        ...
+
+    def unnormalise(self, actions: Tensor) -> Tensor:
+        """The inverse: normalised, padded [..., action_dim] to raw [..., spec.action_dim]."""
+        ...
+
+    def fit_statistics(self, states: np.ndarray, actions: np.ndarray) -> None:
+        """Take normalisation from data: states [T, S] and actions [T, A], raw. They travel in the checkpoint."""
+        ...
+
+
+class VectorEnv(Protocol):
+    """Gymnasium's VectorEnv with autoreset DISABLED, as far as this project uses it.
+
+    Observations are dicts with `state` and, where present, `images/<camera>`, `prompt`, `privileged`.
+    """
+
+    num_envs: int
+    embodiment: Spec
+    time_limit: int
+    """Frames after which an episode is truncated."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Reset the lanes of `options["reset_mask"]` (all without one). Lane i draws from seed + i."""
+        ...
+
+    def step(self, actions: np.ndarray) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Run one frame in every lane; a lane that has ended is an error. `infos["success"]`, `infos["invalid"]`: bool [N]."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Chunked(Protocol):
+    """A vector env that runs a whole chunk in one native call."""
+
+    def step_chunk(self, actions: np.ndarray, lanes: np.ndarray) -> ChunkResult:
+        """Run actions [n, H, A] in the n lanes given by index; each stops at its own end."""
+        ...
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    """A vector env whose lanes can be saved and put back exactly."""
+
+    def snapshot(self, lanes: np.ndarray) -> np.ndarray:
+        """float64 [n, P]: everything that decides the future of these lanes, their scene and counters included."""
+        ...
+
+    def restore(self, lanes: np.ndarray, snapshot: np.ndarray) -> Observation:
+        """Put lanes into a saved state and return what they observe there."""
+        ...
+
+
+@runtime_checkable
+class HasExpert(Protocol):
+    """A vector env that knows how to solve its tasks."""
+
+    def expert(self, lanes: np.ndarray) -> np.ndarray:
+        """float32 [n, H, A]: the scripted expert's next actions; only the first is sure to fit if others are noisy."""
+        ...
+
+
+class Experience(Protocol):
+    """Where batches come from: rollouts, replay, logs."""
+
+    def __iter__(self) -> Iterator[Transition]: ...
+
+    def __next__(self) -> Transition: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Algorithm(Protocol):
+    """Turns batches into better weights."""
+
+    policy: Policy
+
+    def update(self, batches: Experience) -> dict[str, float]:
+        """Take what it needs from `batches`, improve, and report named figures."""
+        ...
+
+    @property
+    def policy_state(self) -> dict[str, Tensor]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class AdvantageModel(Protocol):
+    """Scores every frame of an episode."""
+
+    def advantages(self, episode: Episode) -> np.ndarray:
+        """float32 [T]."""
+        ...

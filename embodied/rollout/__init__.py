@@ -1,0 +1,1 @@
+"""Acting in environments: collecting, evaluating."""

@@ -1,0 +1,1 @@
+"""Plug-ins: policies of this project."""

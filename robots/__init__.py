@@ -1,0 +1,1 @@
+"""Plug-ins: robots of this project."""

@@ -1,0 +1,1 @@
+"""Plug-ins: simulated tasks of this project, on batched MuJoCo."""

@@ -1,0 +1,1 @@
+"""Tabletop tasks, one file each."""
