@@ -97,6 +97,10 @@ class VectorEnv(Protocol):
         """Run one frame in every lane; a lane that has ended is an error. `infos["success"]`, `infos["invalid"]`: bool [N]."""
         ...
 
+    def task_names(self, lanes: np.ndarray) -> list[str]:
+        """Name of the task that each of these lanes plays now."""
+        ...
+
     def close(self) -> None: ...
 
 
