@@ -1,0 +1,186 @@
+"""What stands on the table, what a reset randomises, and what tasks get to see of it.
+
+Three objects in every scene, two cubes and a cylinder, as planar pucks: slides x, y, z and a hinge about z. They rest on
+the lower limit of their z slide instead of on a contact, which is stable, cheap and lets them be pushed and grasped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from . import arm
+
+COLOURS = {"red": (0.85, 0.12, 0.10), "green": (0.10, 0.62, 0.18), "blue": (0.12, 0.25, 0.85)}
+SHAPES = ("cube", "cube", "cylinder")
+HALF_HEIGHT = 0.016
+RADIUS = 0.0165
+"""m: half width of a cube and radius of the cylinder, roughly."""
+ARM_DOFS = len(arm.JOINTS) + 1
+SECTOR_RADIUS = (0.15, 0.24)
+"""m from the pan axis, where objects start."""
+SECTOR_ANGLE = 0.75
+"""rad to either side of straight ahead."""
+CLEARANCE = 0.055
+"""m between the centres of objects at a reset: their width plus a finger."""
+
+
+def objects_mjcf() -> str:
+    """Write the three pucks as MJCF bodies object_0 … object_2."""
+    size = {"cube": "0.016 0.016 0.016", "cylinder": f"0.017 {HALF_HEIGHT}"}
+    kind = {"cube": "box", "cylinder": "cylinder"}
+    return "\n".join(
+        f"""<body name="object_{i}" pos="0 0 {HALF_HEIGHT}">
+      <joint name="object_{i}_x" class="slide" axis="1 0 0"/><joint name="object_{i}_y" class="slide" axis="0 1 0"/>
+      <joint name="object_{i}_z" class="rise"/><joint name="object_{i}_yaw" class="spin"/>
+      <geom name="object_{i}" class="object" type="{kind[shape]}" size="{size[shape]}"/>
+    </body>"""
+        for i, shape in enumerate(SHAPES)
+    )
+
+
+# Columns of the scene of a lane, float64 [N, SCENE]: everything a reset randomises besides the physics state.
+TASK, NAMED, TEMPLATE = 0, 1, 2
+COLOUR = slice(3, 6)
+"""Index into COLOURS of each object."""
+GOAL = slice(6, 8)
+"""m: x, y of the mark or bin, in the base frame; zeros for tasks without one."""
+SCENE = 8
+
+
+@dataclass(frozen=True)
+class View:
+    """What tasks see of n worlds, in the frame of the arm's base. All of it follows from state and scene alone."""
+
+    joints: np.ndarray
+    """float64 [n, 5], rad."""
+    opening: np.ndarray
+    """float64 [n]: gripper opening, 0-1."""
+    tip: np.ndarray
+    """float64 [n, 3], m: between the fingertips."""
+    rotation: np.ndarray
+    """float64 [n, 3, 3]: the hand in the base frame; columns are approach, closing direction, normal."""
+    command_tip: np.ndarray
+    """float64 [n, 3], m: where the commanded joints would put the tip."""
+    objects: np.ndarray
+    """float64 [n, 3, 4]: x, y, z of each object's centre, m, and its yaw, rad."""
+    speed: np.ndarray
+    """float64 [n, 3]: speed of each object's centre, m/s."""
+    named: np.ndarray
+    """int64 [n]: the object the instruction names."""
+    goal: np.ndarray
+    """float64 [n, 2], m: the mark or bin."""
+
+    @property
+    def target(self) -> np.ndarray:
+        """float64 [n, 4]: x, y, z, yaw of the named object."""
+        return self.objects[np.arange(len(self.named)), self.named]
+
+    @property
+    def pitch(self) -> np.ndarray:
+        """float64 [n]: how far the approach direction points below the horizon, rad."""
+        return np.arcsin(np.clip(-self.rotation[:, 2, 0], -1.0, 1.0))
+
+    @property
+    def roll(self) -> np.ndarray:
+        """float64 [n]: the roll joint, rad."""
+        return self.joints[:, 4]
+
+    @property
+    def jaw_yaw(self) -> np.ndarray:
+        """float64 [n]: direction in which the jaws close, seen from above, rad."""
+        return np.arctan2(self.rotation[:, 1, 1], self.rotation[:, 0, 1])
+
+    def rows(self, index: Any) -> View:
+        """Select worlds."""
+        return View(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
+
+
+def view(qpos: np.ndarray, qvel: np.ndarray, command: np.ndarray, scene: np.ndarray) -> View:
+    """Look at worlds given qpos and qvel [n, nq], commanded targets [n, 6] and scenes [n, SCENE]."""
+    joints = qpos[:, : ARM_DOFS - 1]
+    tip, rotation = arm.CHAIN.forward(joints)
+    objects = qpos[:, ARM_DOFS:].reshape(-1, 3, 4).copy()
+    objects[:, :, 2] += HALF_HEIGHT
+    return View(
+        joints=joints,
+        opening=arm.opening(qpos[:, ARM_DOFS - 1]),
+        tip=tip,
+        rotation=rotation,
+        command_tip=arm.CHAIN.forward(command[:, :-1])[0],
+        objects=objects,
+        speed=np.linalg.norm(qvel[:, ARM_DOFS:].reshape(-1, 3, 4)[:, :, :3], axis=2),
+        named=scene[:, NAMED].astype(np.int64),
+        goal=scene[:, GOAL],
+    )
+
+
+class Task(Protocol):
+    """One kind of episode. A class with a constructor without arguments, installed under 'embodied.tasks'."""
+
+    name: str
+    templates: tuple[str, ...]
+    """Instructions with the places {colour} and {shape}."""
+    time_limit: int
+    """Frames."""
+    hold: int
+    """Frames in a row for which `achieved` must be true."""
+    goal: bool
+    """Whether the scene has a mark or bin."""
+
+    def place_goal(self, rng: np.random.Generator, objects: np.ndarray, named: int) -> np.ndarray:
+        """Draw the mark or bin [2] for objects at [3, 2], m. Called only where `goal` is true."""
+        ...
+
+    def achieved(self, view: View) -> np.ndarray:
+        """bool [n]: whether the worlds are as the instruction wants them."""
+        ...
+
+    def expert(self, view: View) -> np.ndarray:
+        """float64 [n, 6]: the end-effector displacement an expert would ask for next; limits are applied later."""
+        ...
+
+
+def scatter(rng: np.random.Generator) -> np.ndarray:
+    """Draw x, y of the three objects [3, 2] in the sector before the arm, apart from each other."""
+    while True:
+        draws = rng.random((24, 2))
+        r = np.sqrt(SECTOR_RADIUS[0] ** 2 + draws[:, 0] * (SECTOR_RADIUS[1] ** 2 - SECTOR_RADIUS[0] ** 2))
+        angle = (2 * draws[:, 1] - 1) * SECTOR_ANGLE
+        points = np.stack([arm.CHAIN.origins[0, 0] + r * np.cos(angle), r * np.sin(angle)], axis=1)
+        chosen: list[np.ndarray] = []
+        for point in points:
+            if all(np.hypot(*(point - other)) >= CLEARANCE for other in chosen):
+                chosen.append(point)
+                if len(chosen) == len(SHAPES):
+                    return np.stack(chosen)
+
+
+def draw(rng: np.random.Generator, task: Task, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw one start for a task: qpos [nq], commanded targets [6] and scene [SCENE]."""
+    command = np.append(arm.HOME, 0.0)
+    command[0] += rng.uniform(-0.5, 0.5)
+    command[1:4] += rng.uniform(-0.12, 0.12, 3)
+    command[4] += rng.uniform(-0.3, 0.3)
+    command[5] = rng.uniform(0.1, 0.5)
+    places = scatter(rng)
+    qpos = np.zeros(ARM_DOFS + 4 * len(SHAPES))
+    qpos[:ARM_DOFS] = arm.servo(command)
+    qpos[ARM_DOFS:].reshape(-1, 4)[:, [0, 1, 3]] = np.column_stack([places, rng.uniform(-np.pi, np.pi, len(SHAPES))])
+    scene = np.zeros(SCENE)
+    scene[TASK] = index
+    scene[NAMED] = rng.integers(len(SHAPES))
+    scene[TEMPLATE] = rng.integers(len(task.templates))
+    scene[COLOUR] = rng.permutation(len(COLOURS))
+    if task.goal:
+        scene[GOAL] = task.place_goal(rng, places, int(scene[NAMED]))
+    return qpos, command, scene
+
+
+def instruction(task: Task, scene: np.ndarray) -> str:
+    """Say what a scene [SCENE] asks for."""
+    named = int(scene[NAMED])
+    colour = list(COLOURS)[int(scene[COLOUR][named])]
+    return task.templates[int(scene[TEMPLATE])].format(colour=colour, shape=SHAPES[named])

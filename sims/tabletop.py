@@ -1,0 +1,328 @@
+"""The tabletop suite: N lanes of language-conditioned manipulation as one Gymnasium vector environment.
+
+10 frames a second, physics at 10 ms. An action displaces the commanded tip (or is the next joint target); the state is
+proprioception, and for state experiments also where the objects are relative to the tip. Episode e of a lane is a
+function of (lane seed, e) alone: lanes never share a random stream, so they do not depend on each other, on how many
+there are, or on threads.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from .. import plugins
+from ..types import ChunkResult, Observation, Spec
+from . import arm, observe, scene
+from .engine import Engine
+from .scene import Task, View
+
+TASK_GROUP = "embodied.tasks"
+SUBSTEPS = 10
+PROMPT_LENGTH = 128
+_FRAME, _HELD, _ENDED, _SEED, _EPISODE = range(5)
+_COUNTERS = 5
+
+
+def make(
+    tasks: Sequence[str] = ("reach",),
+    lanes: int = 1,
+    *,
+    action: str = "end_effector",
+    threads: int | None = None,
+    state_objects: bool = True,
+) -> Tabletop:
+    """Make the suite for tasks by name; lane i plays task (seed_i + episode) mod len(tasks)."""
+    if not tasks:
+        raise ValueError(f"tasks is empty; name at least one of {', '.join(plugins.names(TASK_GROUP))}.")
+    if lanes < 1:
+        raise ValueError(f"lanes is {lanes}; at least 1 is needed.")
+    loaded = [plugins.load(TASK_GROUP, name)() for name in tasks]
+    return Tabletop(loaded, lanes, action=action, threads=threads, state_objects=state_objects)
+
+
+class Tabletop(gym.vector.VectorEnv):
+    """Vector environment with chunks, snapshots and scripted experts; autoreset is off, `reset_mask` resets lanes."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        lanes: int,
+        *,
+        action: str = "end_effector",
+        threads: int | None = None,
+        state_objects: bool = True,
+    ) -> None:
+        self.tasks = tuple(tasks)
+        self.num_envs = lanes
+        self.transform = arm.transform(action)
+        self._end_effector = arm.transform("end_effector")
+        self._state_objects = state_objects
+        model = mujoco.MjModel.from_xml_string(arm.mjcf(scene.objects_mjcf()))
+        self.engine = Engine(model, lanes, substeps=SUBSTEPS, threads=threads)
+        self.command = np.zeros((lanes, scene.ARM_DOFS))
+        """float64 [N, 6]: last commanded targets, rad and opening."""
+        self.scene = np.zeros((lanes, scene.SCENE))
+        self._count = np.zeros((lanes, _COUNTERS))
+        self._count[:, _ENDED] = 1
+        self._count[:, _SEED] = -1
+        self._limits = np.array([task.time_limit for task in tasks])
+        self._holds = np.array([task.hold for task in tasks])
+        self.time_limit = int(self._limits.max())
+        self._goal = any(task.goal for task in tasks)
+        self.embodiment = self._spec()
+        self._spaces()
+        # What each lane saw last. Kept, because a lane that diverged has to show where its decision started.
+        self._state = np.zeros((lanes, self.embodiment.state_dim), np.float32)
+        self._privileged = np.zeros((lanes, len(self.embodiment.privileged_names)), np.float32)
+        self._time = np.zeros(lanes)
+        self._prompts = np.full(lanes, "", dtype=f"<U{PROMPT_LENGTH}")
+
+    # ---------------------------------------------------------------- Gymnasium
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        mask = np.ones(self.num_envs, bool)
+        if options is not None and "reset_mask" in options:
+            mask = np.asarray(options["reset_mask"])
+            if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
+                raise ValueError(
+                    f"reset_mask must be bool [{self.num_envs}] with at least one lane set, got {mask.dtype} {mask.shape}."
+                )
+        lanes = np.flatnonzero(mask)
+        self._seed(lanes, seed)
+        self._begin(lanes)
+        self._observe(lanes)
+        return self._gymnasium(), self._infos(np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool))
+
+    def step(self, actions: np.ndarray) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        result = self.step_chunk(np.asarray(actions)[:, None], np.arange(self.num_envs))
+        infos = self._infos(result.success, result.invalid)
+        return self._gymnasium(), result.reward[:, 0], result.terminated, result.truncated, infos
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.engine.close()
+
+    # ---------------------------------------------------------------- chunks
+
+    def step_chunk(self, actions: np.ndarray, lanes: np.ndarray) -> ChunkResult:
+        """Run actions [n, H, A] in `lanes` [n]; each lane stops at its own end, frames after it never happened."""
+        lanes = self._check(actions, lanes)
+        n, frames = actions.shape[:2]
+        targets = self.transform.targets(self.command[lanes], actions)  # [n, H, 6]
+        after, sane = self.engine.run(lanes, arm.servo(targets))  # [n, H, P]
+        success, held = self._successes(lanes, after, targets)  # [n, H] each
+        left = self._limits[self.scene[lanes, scene.TASK].astype(int)] - self._count[lanes, _FRAME].astype(int)
+        executed = np.minimum(np.where(success.any(1), success.argmax(1) + 1, frames), left)
+        executed = np.where(sane, executed, 0)
+        last = np.maximum(executed, 1) - 1
+        rows = np.arange(n)
+        solved = success[rows, last] & sane
+        self._commit(
+            lanes[sane], after[rows, last][sane], targets[rows, last][sane], held[rows, last][sane], executed[sane]
+        )
+        truncated = ~sane | (~solved & (executed == left))
+        self._count[lanes, _ENDED] = solved | truncated
+        reward = np.zeros((n, frames), np.float32)
+        reward[rows, last] = solved
+        self._observe(lanes[sane])
+        return ChunkResult(
+            reward=reward,
+            executed=executed.astype(np.int64),
+            terminated=solved,
+            truncated=truncated,
+            success=solved.copy(),
+            invalid=~sane,
+            observation=self._observation(lanes),
+        )
+
+    def expert(self, lanes: np.ndarray) -> np.ndarray:
+        """float32 [n, 1, A]: the next action of each lane's scripted expert, in this environment's action."""
+        seen = self._view(lanes)
+        task = self.scene[lanes, scene.TASK].astype(int)
+        action = np.empty((len(lanes), 6))
+        for index in np.unique(task):
+            action[task == index] = self.tasks[index].expert(seen.rows(task == index))
+        action = np.clip(action, self._end_effector.low, self._end_effector.high)[:, None]
+        if self.transform.names != self._end_effector.names:
+            action = self._end_effector.targets(self.command[lanes], action)
+        return action.astype(np.float32)
+
+    # ---------------------------------------------------------------- snapshots
+
+    def snapshot(self, lanes: np.ndarray) -> np.ndarray:
+        """float64 [n, P]: physics, command, scene and counters."""
+        parts = (self.engine.state, self.command, self.scene, self._count)
+        return np.concatenate([part[lanes] for part in parts], axis=1)
+
+    def restore(self, lanes: np.ndarray, snapshot: np.ndarray) -> Observation:
+        parts = (self.engine.state, self.command, self.scene, self._count)
+        widths = [part.shape[1] for part in parts]
+        if snapshot.shape != (len(lanes), sum(widths)):
+            raise ValueError(
+                f"snapshot has shape {snapshot.shape}, {len(lanes)} lanes of this suite need {(len(lanes), sum(widths))}."
+            )
+        for part, values in zip(parts, np.split(snapshot, np.cumsum(widths)[:-1], axis=1), strict=True):
+            part[lanes] = values
+        self._name(lanes)
+        self._observe(lanes)
+        return self._observation(lanes)
+
+    def task_names(self, lanes: np.ndarray) -> list[str]:
+        """Name the task that each lane plays now."""
+        return [self.tasks[int(index)].name for index in self.scene[lanes, scene.TASK]]
+
+    # ---------------------------------------------------------------- inside
+
+    def _check(self, actions: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        lanes = np.asarray(lanes)
+        width = len(self.transform.names)
+        if actions.ndim != 3 or actions.shape[0] != len(lanes) or actions.shape[1] < 1 or actions.shape[2] != width:
+            raise ValueError(f"actions has shape {actions.shape}; {len(lanes)} lanes take [{len(lanes)}, H, {width}].")
+        wrong = np.argwhere(~np.isfinite(actions))
+        if len(wrong):
+            lane, frame, dim = wrong[0]
+            raise ValueError(
+                f"Action '{self.transform.names[dim]}' of lane {lanes[lane]}, frame {frame} of the chunk, is "
+                f"{actions[lane, frame, dim]}; actions must be finite."
+            )
+        ended = lanes[self._count[lanes, _ENDED] == 1]
+        if len(ended):
+            raise RuntimeError(
+                f"Lane {ended[0]} has ended or was never reset ({len(ended)} such lanes); reset it before stepping "
+                "with options={'reset_mask': ...}."
+            )
+        return lanes
+
+    def _seed(self, lanes: np.ndarray, seed: int | None) -> None:
+        if seed is not None:
+            if seed < 0:
+                raise ValueError(f"seed is {seed}; give an integer of at least 0.")
+            self._count[lanes, _SEED] = seed + lanes
+            self._count[lanes, _EPISODE] = 0
+            return
+        fresh = self._count[lanes, _SEED] < 0
+        self._count[lanes, _EPISODE] += ~fresh
+        if fresh.any():
+            self._count[lanes[fresh], _SEED] = int(np.random.SeedSequence().generate_state(1)[0]) + lanes[fresh]
+
+    def _begin(self, lanes: np.ndarray) -> None:
+        """Draw a start for each lane, again where it would be a success already."""
+        self.engine.state[lanes] = 0.0
+        self._count[lanes, :_SEED] = 0
+        for lane in lanes:
+            seed, episode = self._count[lane, [_SEED, _EPISODE]].astype(np.uint64)
+            rng = np.random.Generator(np.random.Philox(key=np.array([seed, episode])))
+            index = int(seed + episode) % len(self.tasks)
+            while True:
+                qpos, self.command[lane], self.scene[lane] = scene.draw(rng, self.tasks[index], index)
+                self.engine.qpos(self.engine.state)[lane] = qpos
+                if not self.tasks[index].achieved(self._view(np.array([lane])))[0]:
+                    break
+        self._name(lanes)
+
+    def _name(self, lanes: np.ndarray) -> None:
+        for lane in lanes:
+            self._prompts[lane] = scene.instruction(self.tasks[int(self.scene[lane, scene.TASK])], self.scene[lane])
+
+    def _commit(
+        self, lanes: np.ndarray, state: np.ndarray, command: np.ndarray, held: np.ndarray, executed: np.ndarray
+    ) -> None:
+        self.engine.state[lanes] = state
+        self.command[lanes] = command
+        self._count[lanes, _HELD] = held
+        self._count[lanes, _FRAME] += executed
+
+    def _successes(self, lanes: np.ndarray, after: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Judge every frame: success [n, H], and for how many frames in a row the goal has held [n, H]."""
+        n, frames = after.shape[:2]
+        scenes = np.repeat(self.scene[lanes], frames, axis=0)
+        flat = after.reshape(n * frames, -1)
+        seen = scene.view(self.engine.qpos(flat), self.engine.qvel(flat), targets.reshape(n * frames, -1), scenes)
+        task = scenes[:, scene.TASK].astype(int)
+        achieved = np.zeros(n * frames, bool)
+        for index in np.unique(task):
+            achieved[task == index] = self.tasks[index].achieved(seen.rows(task == index))
+        achieved = achieved.reshape(n, frames)
+        held = np.empty((n, frames))
+        run = self._count[lanes, _HELD]
+        for h in range(frames):
+            run = np.where(achieved[:, h], run + 1, 0)
+            held[:, h] = run
+        return held >= self._holds[task.reshape(n, frames)], held
+
+    def _view(self, lanes: np.ndarray) -> View:
+        state = self.engine.state[lanes]
+        return scene.view(self.engine.qpos(state), self.engine.qvel(state), self.command[lanes], self.scene[lanes])
+
+    # ---------------------------------------------------------------- observations
+
+    def _spec(self) -> Spec:
+        names = tuple(task.name for task in self.tasks)
+        objects = observe.object_names(names, self._goal)
+        return Spec(
+            robot=arm.NAME,
+            tasks=names,
+            state_names=observe.PROPRIOCEPTION + (objects if self._state_objects else ()),
+            action_names=self.transform.names,
+            action_low=tuple(self.transform.low.tolist()),
+            action_high=tuple(self.transform.high.tolist()),
+            control_hz=1 / self.engine.frame_s,
+            privileged_names=(*observe.PROPRIOCEPTION, *objects, "held"),
+            prompts=True,
+        )
+
+    def _spaces(self) -> None:
+        spec = self.embodiment
+        self.single_observation_space = gym.spaces.Dict(
+            state=gym.spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32),
+            privileged=gym.spaces.Box(-np.inf, np.inf, (len(spec.privileged_names),), np.float32),
+            prompt=gym.spaces.Text(PROMPT_LENGTH, charset=string.printable),
+        )
+        self.single_action_space = gym.spaces.Box(
+            self.transform.low.astype(np.float32), self.transform.high.astype(np.float32), dtype=np.float32
+        )
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    def _observe(self, lanes: np.ndarray) -> None:
+        """Look at `lanes` after a step, a reset or a restore, and keep what was seen."""
+        state = self.engine.state[lanes]
+        seen = self._view(lanes)
+        task = self.scene[lanes, scene.TASK].astype(int)
+        proprioception = observe.proprioception(seen, self.engine.qvel(state))
+        objects = observe.objects(seen, task, len(self.tasks), self._goal)
+        held = self._count[lanes, _HELD] / self._holds[task]
+        self._privileged[lanes] = np.column_stack([proprioception, objects, held])
+        self._state[lanes] = np.column_stack([proprioception, objects]) if self._state_objects else proprioception
+        self._time[lanes] = state[:, 0]
+
+    def _observation(self, lanes: np.ndarray) -> Observation:
+        return Observation(
+            images={},
+            state=self._state[lanes],
+            prompt=self._prompts[lanes],
+            time=self._time[lanes],
+            privileged=self._privileged[lanes],
+        )
+
+    def _gymnasium(self) -> dict[str, Any]:
+        return {"state": self._state.copy(), "privileged": self._privileged.copy(), "prompt": self._prompts.copy()}
+
+    def _infos(self, success: np.ndarray, invalid: np.ndarray) -> dict[str, Any]:
+        return {
+            "success": success,
+            "invalid": invalid,
+            "time": self._time.copy(),
+            "task": np.array(self.task_names(np.arange(self.num_envs))),
+        }
