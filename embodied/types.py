@@ -8,7 +8,9 @@ denoising steps. `*B` stands for any leading axes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -62,6 +64,27 @@ class Spec:
     @property
     def action_dim(self) -> int:
         return len(self.action_names)
+
+    @property
+    def schema(self) -> str:
+        """Hash of what gives the columns of an episode their meaning: everything but tasks and privileged truth."""
+        unrelated = ("tasks", "privileged_names", "prompts")
+        meaning = {key: value for key, value in self.to_dict().items() if key not in unrelated}
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Spell it in plain values, for JSON."""
+        low, high = ([float(bound) for bound in bounds] for bounds in (self.action_low, self.action_high))
+        return {**asdict(self), "action_low": low, "action_high": high, "control_hz": float(self.control_hz)}
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Spec:
+        """Read back what `to_dict` spelled, from JSON too: lists become tuples again."""
+
+        def tuples(value: Any) -> Any:
+            return tuple(tuples(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+        return Spec(**{key: tuples(value) for key, value in values.items()})
 
     def difference(self, other: Spec, ignore: tuple[str, ...] = ()) -> list[str]:
         """Say in words where `other` differs, one line per field; empty when they agree."""
