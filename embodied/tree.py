@@ -19,7 +19,7 @@ def map(function: Callable[..., Any], tree: Tree, *others: Any) -> Tree:
     """Apply `function` to every leaf of `tree`, with the leaves at the same place of `others`."""
     node: Any = tree
     if node is None:
-        return node
+        return tree
     if is_dataclass(node) and not isinstance(node, type):
         values = {
             f.name: map(function, getattr(node, f.name), *(getattr(o, f.name) for o in others)) for f in fields(node)
