@@ -1,0 +1,51 @@
+"""Rebuild a policy from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from .. import checkpoint, plugins
+from ..agent import FlowAgent
+from ..flow import Sampler
+from .schema import read
+
+
+def load(path: str | Path, *, device: str = "auto", version: int | str = "last") -> FlowAgent:
+    """Load the policy of a run's folder, its `checkpoints` folder, or one checkpoint."""
+    folder = locate(Path(path), version)
+    found = checkpoint.load(folder.parent, int(folder.name))
+    return rebuild(found).to(pick_device(device))
+
+
+def locate(path: Path, version: int | str = "last") -> Path:
+    """Name the checkpoint that a path given by a person means."""
+    if not path.exists():
+        raise ValueError(f"There is no {path}. Give a run's folder, or one checkpoint in it.")
+    if (path / checkpoint.COMPLETE).is_file():
+        return path
+    nested = path / "checkpoints"
+    return checkpoint.find(nested if nested.is_dir() else path, version)
+
+
+def rebuild(found: checkpoint.Checkpoint) -> FlowAgent:
+    """Build the policy that policy.json describes and fill in its tensors."""
+    record = found.policy
+    network = plugins.load("embodied.policies", record["architecture"])
+    policy = network(checkpoint.spec_of(record), **record["arguments"])
+    agent = FlowAgent(policy, read(Sampler, record["sampler"], "sampler"))
+    agent.load_state_dict(found.model)
+    agent.version = found.version
+    return agent
+
+
+def pick_device(name: str) -> str:
+    """Turn `auto` into the best device here; refuse one that is not."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device is one of auto, cpu, cuda, got '{name}'.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda, but torch sees no CUDA device here. Use device=auto, or see `embodied doctor`.")
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
