@@ -8,10 +8,13 @@ explicit inertia: `mj_multiRay` loses geoms of bodies that have one (MuJoCo befo
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from ..transforms import EndEffectorDelta, JointTargets, SerialChain
 
+Action = Literal["end_effector", "joint"]
 NAME = "so101_primitives"
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll")
 GRIPPER = "gripper"
@@ -32,7 +35,7 @@ SERVO = 'kp="17.8" forcerange="-3.35 3.35"'
 HINGE = 'damping="0.60" armature="0.028"'
 
 
-def transform(action: str) -> EndEffectorDelta | JointTargets:
+def transform(action: Action) -> EndEffectorDelta | JointTargets:
     """Make the action transform of this arm: 'end_effector' displacements or absolute 'joint' targets."""
     if action == "end_effector":
         return EndEffectorDelta(CHAIN, 3, roll=4)

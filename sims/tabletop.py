@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import mujoco
@@ -25,7 +25,9 @@ from .engine import Engine
 from .scene import Task, View
 
 TASK_GROUP = "embodied.tasks"
+FRAME_S = 0.1
 SUBSTEPS = 10
+"""Physics steps in a frame; with 5, of 20 ms, grasps fail."""
 PROMPT_LENGTH = 128
 _FRAME, _HELD, _ENDED, _SEED, _EPISODE = range(5)
 _COUNTERS = 5
@@ -35,30 +37,39 @@ def make(
     tasks: Sequence[str] = ("reach",),
     lanes: int = 1,
     *,
-    action: str = "end_effector",
+    action: arm.Action = "end_effector",
+    substeps: int = SUBSTEPS,
     threads: int | None = None,
     state_objects: bool = True,
 ) -> Tabletop:
-    """Make the suite for tasks by name; lane i plays task (seed_i + episode) mod len(tasks)."""
+    """Make the suite for tasks by name; `substeps` physics steps make a frame of 0.1 s.
+
+    Tasks take turns within a lane: episode e of a lane with seed s plays task (s + e) mod len(tasks), so that any quota
+    of episodes a lane that is a multiple of the number of tasks plays each task equally often.
+    """
     if not tasks:
         raise ValueError(f"tasks is empty; name at least one of {', '.join(plugins.names(TASK_GROUP))}.")
     if lanes < 1:
         raise ValueError(f"lanes is {lanes}; at least 1 is needed.")
     loaded = [plugins.load(TASK_GROUP, name)() for name in tasks]
-    return Tabletop(loaded, lanes, action=action, threads=threads, state_objects=state_objects)
+    return Tabletop(loaded, lanes, action=action, substeps=substeps, threads=threads, state_objects=state_objects)
 
 
 class Tabletop(gym.vector.VectorEnv):
     """Vector environment with chunks, snapshots and scripted experts; autoreset is off, `reset_mask` resets lanes."""
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
+    metadata: dict[str, Any] = {  # noqa: RUF012 (Gymnasium's own declaration)
+        "autoreset_mode": AutoresetMode.DISABLED,
+        "render_modes": [],
+    }
 
     def __init__(
         self,
         tasks: Sequence[Task],
         lanes: int,
         *,
-        action: str = "end_effector",
+        action: arm.Action = "end_effector",
+        substeps: int = SUBSTEPS,
         threads: int | None = None,
         state_objects: bool = True,
     ) -> None:
@@ -67,8 +78,8 @@ class Tabletop(gym.vector.VectorEnv):
         self.transform = arm.transform(action)
         self._end_effector = arm.transform("end_effector")
         self._state_objects = state_objects
-        model = mujoco.MjModel.from_xml_string(arm.mjcf(scene.objects_mjcf()))
-        self.engine = Engine(model, lanes, substeps=SUBSTEPS, threads=threads)
+        model = mujoco.MjModel.from_xml_string(arm.mjcf(scene.objects_mjcf(), timestep=FRAME_S / substeps))
+        self.engine = Engine(model, lanes, substeps=substeps, threads=threads)
         self.command = np.zeros((lanes, scene.ARM_DOFS))
         """float64 [N, 6]: last commanded targets, rad and opening."""
         self.scene = np.zeros((lanes, scene.SCENE))
@@ -92,14 +103,14 @@ class Tabletop(gym.vector.VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        mask = np.ones(self.num_envs, bool)
+        mask: np.ndarray = np.ones(self.num_envs, bool)
         if options is not None and "reset_mask" in options:
             mask = np.asarray(options["reset_mask"])
             if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
                 raise ValueError(
                     f"reset_mask must be bool [{self.num_envs}] with at least one lane set, got {mask.dtype} {mask.shape}."
                 )
-        lanes = np.flatnonzero(mask)
+        lanes: np.ndarray = np.flatnonzero(mask)
         self._seed(lanes, seed)
         self._begin(lanes)
         self._observe(lanes)
@@ -150,7 +161,7 @@ class Tabletop(gym.vector.VectorEnv):
         """float32 [n, 1, A]: the next action of each lane's scripted expert, in this environment's action."""
         seen = self._view(lanes)
         task = self.scene[lanes, scene.TASK].astype(int)
-        action = np.empty((len(lanes), 6))
+        action: np.ndarray = np.empty((len(lanes), 6))
         for index in np.unique(task):
             action[task == index] = self.tasks[index].expert(seen.rows(task == index))
         action = np.clip(action, self._end_effector.low, self._end_effector.high)[:, None]
@@ -277,7 +288,7 @@ class Tabletop(gym.vector.VectorEnv):
             action_names=self.transform.names,
             action_low=tuple(self.transform.low.tolist()),
             action_high=tuple(self.transform.high.tolist()),
-            control_hz=1 / self.engine.frame_s,
+            control_hz=1 / FRAME_S,
             privileged_names=(*observe.PROPRIOCEPTION, *objects, "held"),
             prompts=True,
         )
@@ -288,6 +299,7 @@ class Tabletop(gym.vector.VectorEnv):
             state=gym.spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32),
             privileged=gym.spaces.Box(-np.inf, np.inf, (len(spec.privileged_names),), np.float32),
             prompt=gym.spaces.Text(PROMPT_LENGTH, charset=string.printable),
+            time=gym.spaces.Box(0, np.inf, (1,), np.float64),
         )
         self.single_action_space = gym.spaces.Box(
             self.transform.low.astype(np.float32), self.transform.high.astype(np.float32), dtype=np.float32
@@ -317,12 +329,16 @@ class Tabletop(gym.vector.VectorEnv):
         )
 
     def _gymnasium(self) -> dict[str, Any]:
-        return {"state": self._state.copy(), "privileged": self._privileged.copy(), "prompt": self._prompts.copy()}
+        return {
+            "state": self._state.copy(),
+            "privileged": self._privileged.copy(),
+            "prompt": self._prompts.copy(),
+            "time": self._time[:, None].copy(),
+        }
 
     def _infos(self, success: np.ndarray, invalid: np.ndarray) -> dict[str, Any]:
         return {
             "success": success,
             "invalid": invalid,
-            "time": self._time.copy(),
             "task": np.array(self.task_names(np.arange(self.num_envs))),
         }
