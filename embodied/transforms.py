@@ -6,6 +6,7 @@ twin and the real arm share one transform. Axes: *B any batch, J hinges of the c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,43 +29,53 @@ class SerialChain:
 
     def forward(self, joints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Place the chain: tip [*B, 3] and world rotation of the last frame [*B, 3, 3] for joints [*B, J]."""
-        flat = joints.reshape(-1, len(self.axes)).T  # [J, B]
-        rotation, position, _, _ = self._sweep(flat)
-        position = position + np.tensordot(rotation, self.tip, ((1,), (0,)))
+        columns, position, _, _ = self._sweep(joints.reshape(-1, len(self.axes)).T)
         lead = joints.shape[:-1]
-        return position.T.reshape(*lead, 3), rotation.transpose(2, 0, 1).reshape(*lead, 3, 3)
+        tip = position + _mix(columns, self.tip)
+        return tip.T.reshape(*lead, 3), np.stack(columns).transpose(2, 1, 0).reshape(*lead, 3, 3)
 
     def jacobian(self, joints: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Differentiate the tip: position [B, 3], d tip / d joints [B, 3, J] and world axes [B, 3, J]."""
-        rotation, position, anchors, axes = self._sweep(joints.T)
-        tip = position + np.tensordot(rotation, self.tip, ((1,), (0,)))  # [3, B]
+        """Differentiate the tip, batch axis last: place [3, B], d place / d joints [3, J, B], hinge axes [3, J, B]."""
+        columns, position, anchors, axes = self._sweep(joints.T)
+        tip = position + _mix(columns, self.tip)
         arm = tip - anchors  # [J, 3, B]
-        linear = np.stack(
-            [
-                axes[:, 1] * arm[:, 2] - axes[:, 2] * arm[:, 1],
-                axes[:, 2] * arm[:, 0] - axes[:, 0] * arm[:, 2],
-                axes[:, 0] * arm[:, 1] - axes[:, 1] * arm[:, 0],
-            ]
-        )  # [3, J, B]
-        return tip.T, linear.transpose(2, 0, 1), axes.transpose(2, 1, 0)
+        linear = np.empty((3, *arm[:, 0].shape))
+        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
+            linear[i] = axes[:, j] * arm[:, k] - axes[:, k] * arm[:, j]
+        return tip, linear, axes.transpose(1, 0, 2)
 
-    def _sweep(self, joints: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Walk from base to tip, batch axis last: rotation [3, 3, B], position [3, B], anchors and axes [J, 3, B]."""
+    def _sweep(self, joints: np.ndarray) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+        """Walk from base to tip with the batch axis last, which is what NumPy is fast at.
+
+        Returns the three columns of the last rotation and its position, all [3, B], and every hinge's place and world
+        axis [J, 3, B].
+        """
         batch = joints.shape[1]
-        rotation = np.broadcast_to(np.eye(3)[:, :, None], (3, 3, batch))
+        columns = [np.repeat(unit[:, None], batch, axis=1) for unit in np.eye(3)]
         position = np.zeros((3, batch))
         anchors, axes = np.empty((2, len(joints), 3, batch))
         sin, cos = np.sin(joints), np.cos(joints)
         for j, (origin, axis) in enumerate(zip(self.origins, self.axes, strict=True)):
-            position = position + np.tensordot(rotation, origin, ((1,), (0,)))
-            along = np.tensordot(rotation, axis, ((1,), (0,)))  # [3, B], unchanged by the hinge's own turn
+            position = position + _mix(columns, origin)
+            along = _mix(columns, axis)  # unchanged by the hinge's own turn
             anchors[j], axes[j] = position, along
-            # Rodrigues on the right: R (I cos + K sin + a a^T (1 - cos)), K the cross-product matrix of the axis.
-            cross = np.stack([axis[2] * rotation[:, 1] - axis[1] * rotation[:, 2],
-                              axis[0] * rotation[:, 2] - axis[2] * rotation[:, 0],
-                              axis[1] * rotation[:, 0] - axis[0] * rotation[:, 1]], axis=1)  # fmt: skip
-            rotation = rotation * cos[j] + cross * sin[j] + along[:, None] * axis[None, :, None] * (1 - cos[j])
-        return rotation, position, anchors, axes
+            x, y, z = axis
+            # Rodrigues from the right: R (cos I + sin K + (1 - cos) a a^T), K the cross-product matrix of the axis.
+            turned = []
+            for column, across, share in zip(columns, ((0, z, -y), (-z, 0, x), (y, -x, 0)), axis, strict=True):
+                if abs(share) == 1:
+                    turned.append(column)
+                    continue
+                new = column * cos[j] + _mix(columns, across) * sin[j]
+                turned.append(new + along * (share * (1 - cos[j])) if share else new)
+            columns = turned
+        return columns, position, anchors, axes
+
+
+def _mix(columns: list[np.ndarray], weights: Iterable[float]) -> np.ndarray:
+    """Add up weighted vectors, leaving out those of weight zero: most weights of a real chain are."""
+    parts = [column * weight for column, weight in zip(columns, weights, strict=True) if weight]
+    return sum(parts[1:], parts[0]) if parts else np.zeros_like(columns[0])
 
 
 class ActionTransform(Protocol):
@@ -121,7 +132,7 @@ class EndEffectorDelta:
         self.pitch = pitch
         self.roll = roll
         self.floor = floor
-        self.damping = damping
+        self._damping = damping**2 * np.eye(4)[:, :, None]
         self.high = np.array(self.LIMITS)
         self.low = -self.high
 
@@ -134,18 +145,20 @@ class EndEffectorDelta:
         return targets
 
     def _advance(self, command: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """Take one frame. Sums run over whole arrays, batch axis last: a row's bits must not depend on its neighbours,
+        and NumPy's matmul and einsum choose their order of summation by the batch's memory layout."""
         joints = command[:, :-1]
         tip, linear, axes = self.chain.jacobian(joints)
-        goal = tip + action[:, :3]
-        goal[:, 2] = np.maximum(goal[:, 2], self.floor)
+        move = action[:, :3].T.copy()  # [3, N]
+        move[2] = np.maximum(tip[2] + move[2], self.floor) - tip[2]
         # Angle about the pitch joint's own axis: what each joint adds to it is the cosine between the two axes.
-        about = np.einsum("nij,ni->nj", axes, axes[:, :, self.pitch])
-        rows = np.concatenate([linear, about[:, None]], axis=1)  # [N, 4, J]
-        wanted = np.concatenate([goal - tip, action[:, 3:4]], axis=1)  # [N, 4]
-        wanted -= rows[:, :, self.roll] * action[:, 4:5]
-        rows[:, :, self.roll] = 0.0
-        gram = rows @ rows.transpose(0, 2, 1) + self.damping**2 * np.eye(4)
-        step = np.einsum("nij,ni->nj", rows, np.linalg.solve(gram, wanted[:, :, None])[:, :, 0])
+        about = (axes * axes[:, self.pitch, None]).sum(0)  # [J, N]
+        rows = np.concatenate([linear, about[None]])  # [4, J, N]
+        wanted = np.concatenate([move, action[:, 3:4].T]) - rows[:, self.roll] * action[:, 4]  # [4, N]
+        rows[:, self.roll] = 0.0
+        gram = sum(row[:, None] * row[None] for row in rows.transpose(1, 0, 2)) + self._damping  # [4, 4, N]
+        weights = np.linalg.solve(gram.transpose(2, 0, 1), wanted.T[:, :, None])[:, :, 0].T  # [4, N]
+        step = (rows * weights[:, None]).sum(0).T  # [N, J]
         step[:, self.roll] = action[:, 4]
         moved = np.clip(joints + step, self.chain.low, self.chain.high)
         grip = np.clip(command[:, -1:] + action[:, 5:6], 0.0, 1.0)

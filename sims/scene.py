@@ -62,8 +62,8 @@ class View:
     """float64 [n, 3], m: between the fingertips."""
     rotation: np.ndarray
     """float64 [n, 3, 3]: the hand in the base frame; columns are approach, closing direction, normal."""
-    command_tip: np.ndarray
-    """float64 [n, 3], m: where the commanded joints would put the tip."""
+    command: np.ndarray
+    """float64 [n, 6]: commanded joints, rad, and opening."""
     objects: np.ndarray
     """float64 [n, 3, 4]: x, y, z of each object's centre, m, and its yaw, rad."""
     speed: np.ndarray
@@ -72,6 +72,11 @@ class View:
     """int64 [n]: the object the instruction names."""
     goal: np.ndarray
     """float64 [n, 2], m: the mark or bin."""
+
+    @property
+    def command_tip(self) -> np.ndarray:
+        """float64 [n, 3], m: where the commanded joints would put the tip."""
+        return arm.CHAIN.forward(self.command[:, :-1])[0]
 
     @property
     def target(self) -> np.ndarray:
@@ -109,7 +114,7 @@ def view(qpos: np.ndarray, qvel: np.ndarray, command: np.ndarray, scene: np.ndar
         opening=arm.opening(qpos[:, ARM_DOFS - 1]),
         tip=tip,
         rotation=rotation,
-        command_tip=arm.CHAIN.forward(command[:, :-1])[0],
+        command=command,
         objects=objects,
         speed=np.linalg.norm(qvel[:, ARM_DOFS:].reshape(-1, 3, 4)[:, :, :3], axis=2),
         named=scene[:, NAMED].astype(np.int64),

@@ -113,7 +113,7 @@ class Tabletop(gym.vector.VectorEnv):
         lanes: np.ndarray = np.flatnonzero(mask)
         self._seed(lanes, seed)
         self._begin(lanes)
-        self._observe(lanes)
+        self._observe(lanes, self._view(lanes))
         return self._gymnasium(), self._infos(np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool))
 
     def step(self, actions: np.ndarray) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -132,7 +132,7 @@ class Tabletop(gym.vector.VectorEnv):
         n, frames = actions.shape[:2]
         targets = self.transform.targets(self.command[lanes], actions)  # [n, H, 6]
         after, sane = self.engine.run(lanes, arm.servo(targets))  # [n, H, P]
-        success, held = self._successes(lanes, after, targets)  # [n, H] each
+        success, held, seen = self._judge(lanes, after, targets)  # [n, H], [n, H], [n * H]
         left = self._limits[self.scene[lanes, scene.TASK].astype(int)] - self._count[lanes, _FRAME].astype(int)
         executed = np.minimum(np.where(success.any(1), success.argmax(1) + 1, frames), left)
         executed = np.where(sane, executed, 0)
@@ -146,7 +146,7 @@ class Tabletop(gym.vector.VectorEnv):
         self._count[lanes, _ENDED] = solved | truncated
         reward = np.zeros((n, frames), np.float32)
         reward[rows, last] = solved
-        self._observe(lanes[sane])
+        self._observe(lanes[sane], seen.rows((rows * frames + last)[sane]))
         return ChunkResult(
             reward=reward,
             executed=executed.astype(np.int64),
@@ -186,7 +186,7 @@ class Tabletop(gym.vector.VectorEnv):
         for part, values in zip(parts, np.split(snapshot, np.cumsum(widths)[:-1], axis=1), strict=True):
             part[lanes] = values
         self._name(lanes)
-        self._observe(lanes)
+        self._observe(lanes, self._view(lanes))
         return self._observation(lanes)
 
     def task_names(self, lanes: np.ndarray) -> list[str]:
@@ -254,8 +254,8 @@ class Tabletop(gym.vector.VectorEnv):
         self._count[lanes, _HELD] = held
         self._count[lanes, _FRAME] += executed
 
-    def _successes(self, lanes: np.ndarray, after: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Judge every frame: success [n, H], and for how many frames in a row the goal has held [n, H]."""
+    def _judge(self, lanes: np.ndarray, after: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, View]:
+        """Look at every frame [n * H]: success [n, H], and for how many frames in a row the goal has held [n, H]."""
         n, frames = after.shape[:2]
         scenes = np.repeat(self.scene[lanes], frames, axis=0)
         flat = after.reshape(n * frames, -1)
@@ -270,7 +270,7 @@ class Tabletop(gym.vector.VectorEnv):
         for h in range(frames):
             run = np.where(achieved[:, h], run + 1, 0)
             held[:, h] = run
-        return held >= self._holds[task.reshape(n, frames)], held
+        return held >= self._holds[task.reshape(n, frames)], held, seen
 
     def _view(self, lanes: np.ndarray) -> View:
         state = self.engine.state[lanes]
@@ -307,10 +307,9 @@ class Tabletop(gym.vector.VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
-    def _observe(self, lanes: np.ndarray) -> None:
-        """Look at `lanes` after a step, a reset or a restore, and keep what was seen."""
+    def _observe(self, lanes: np.ndarray, seen: View) -> None:
+        """Keep what `lanes` see after a step, a reset or a restore."""
         state = self.engine.state[lanes]
-        seen = self._view(lanes)
         task = self.scene[lanes, scene.TASK].astype(int)
         proprioception = observe.proprioception(seen, self.engine.qvel(state))
         objects = observe.objects(seen, task, len(self.tasks), self._goal)

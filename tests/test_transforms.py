@@ -59,11 +59,11 @@ def test_forward_keeps_leading_axes() -> None:
 def test_jacobian_is_the_derivative_of_the_tip(joints: list[float]) -> None:
     q, h = np.array([joints]), 1e-6
     tip, linear, _ = ARM.jacobian(q)
-    np.testing.assert_allclose(tip, ARM.forward(q)[0], atol=1e-12)
+    np.testing.assert_allclose(tip.T, ARM.forward(q)[0], atol=1e-12)
     for j in range(5):
         step = np.eye(5)[j] * h
         numeric = (ARM.forward(q + step)[0] - ARM.forward(q - step)[0]) / (2 * h)
-        np.testing.assert_allclose(linear[:, :, j], numeric, atol=1e-8)
+        np.testing.assert_allclose(linear[:, j].T, numeric, atol=1e-8)
 
 
 @given(st.tuples(*[st.floats(-0.02, 0.02)] * 3))
@@ -71,9 +71,9 @@ def test_a_step_moves_the_commanded_tip_as_asked(move: tuple[float, float, float
     before = ARM.forward(BENT)[0]
     after = delta.targets(command(BENT), action(dx=move[0], dy=move[1], dz=move[2]))[0]
     # One linear step on joints that turn by move / 0.15 m: an arc leaves its tangent by move^2 / 0.3 m in each of the
-    # hinges that share it; the damping holds back a few per cent.
+    # hinges that share it. Damping holds back (.02 / .07)^2 = 8 % along the weakest direction of this pose.
     error, size = np.linalg.norm(ARM.forward(after[:, :5])[0] - before - move), np.linalg.norm(move)
-    assert error <= size**2 / 0.2 + 0.05 * size + 1e-12
+    assert error <= size**2 / 0.2 + 0.08 * size + 1e-12
 
 
 def test_pitch_is_the_sum_of_parallel_joints_and_moves_by_dpitch() -> None:
@@ -95,6 +95,15 @@ def test_a_chunk_is_its_frames_one_by_one() -> None:
     for h, target in enumerate(delta.targets(start, actions).transpose(1, 0, 2)):
         frame = delta.targets(frame, actions[:, h : h + 1])[:, 0]
         np.testing.assert_array_equal(frame, target)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    rng = np.random.default_rng(2)
+    start = command(BENT + 0.2 * rng.normal(size=(9, 5)))
+    actions = rng.normal(size=(9, 3, 6)) * delta.high
+    whole = delta.targets(start, actions)
+    for row in range(9):
+        np.testing.assert_array_equal(delta.targets(start[[row]], actions[[row]])[0], whole[row])
 
 
 def test_the_tip_is_commanded_no_lower_than_the_floor() -> None:
