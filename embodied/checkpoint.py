@@ -69,8 +69,7 @@ def save(
     (temporary / POLICY).write_text(json.dumps(policy, indent=1))
     for file in sorted(temporary.iterdir()):
         _flush(file)
-    (temporary / COMPLETE).write_text(str(version))
-    _flush(temporary / COMPLETE)
+    (temporary / COMPLETE).touch()  # empty, so that it is there or not there, never half
     _flush(temporary)
     _settle(folder)
     _point(folder, version)
@@ -84,7 +83,7 @@ def load(folder: Path, version: int | str = "last") -> Checkpoint:
     path = find(folder, version)
     tensors = load_file(path / TRAINER)
     return Checkpoint(
-        version=int((path / COMPLETE).read_text()),
+        version=_version(path),
         model=load_file(path / MODEL),
         trainer=_unflatten(json.loads((path / SKELETON).read_text()), tensors),
         policy=json.loads((path / POLICY).read_text()),
@@ -134,25 +133,29 @@ def require(spec: Spec, saved: Spec, *, ignore: tuple[str, ...] = ()) -> None:
         )
 
 
+def _version(path: Path) -> int:
+    """The version of a checkpoint's folder, renamed into place (`7`) or not yet (`.7.partial`); -1 for anything else."""
+    name = path.name.removeprefix(".").removesuffix(".partial")
+    return int(name) if name.isdigit() else -1
+
+
 def _whole(folder: Path) -> dict[int, Path]:
     """Version to folder of every whole checkpoint, one that was marked but not yet renamed included."""
-    found: dict[int, Path] = {}
-    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []:  # '.7.partial' after '7': newer wins
-        name = path.name.removeprefix(".").removesuffix(".partial")
-        if name.isdigit() and (path / COMPLETE).is_file():
-            found[int(name)] = path
-    return found
+    paths = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []  # `.7.partial` after `7`: the newer wins
+    return {_version(path): path for path in paths if _version(path) >= 0 and (path / COMPLETE).exists()}
 
 
 def _settle(folder: Path) -> None:
-    """Rename marked checkpoints into place, over an older one of the same version, and clear away unmarked ones."""
-    for path in folder.glob(".*.partial"):
-        target = folder / path.name.removeprefix(".").removesuffix(".partial")
-        if (path / COMPLETE).is_file():
+    """Finish what a kill cut short: rename marked checkpoints into place, clear away what has no mark."""
+    for path in list(folder.iterdir()):
+        if _version(path) < 0:
+            continue
+        if not (path / COMPLETE).exists():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != str(_version(path)):
+            target = folder / str(_version(path))
             _discard(target)
             path.rename(target)
-        else:
-            shutil.rmtree(path)
     _flush(folder)
 
 

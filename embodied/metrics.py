@@ -45,7 +45,7 @@ class TensorBoard:
 
     def write(self, record: Mapping[str, Any]) -> None:
         for name, value in _figures(record).items():
-            self._writer.add_scalar(f"{record['phase']}/{name}", value, record["step"], record["wall_s"])
+            self._writer.add_scalar(f"{record['phase']}/{name}", value, record["step"])
         self._writer.flush()
 
     def close(self) -> None:
