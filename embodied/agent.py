@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,12 @@ class FlowAgent(nn.Module):
         """Policy version that acts now; the learner sets it with the weights."""
         self.generator = torch.Generator().manual_seed(seed)
         self.eval()  # dropout stays off on both sides, or the ratio compares different networks
+
+    def copy(self, *, seed: int) -> FlowAgent:
+        """The same weights with a random stream of its own, so that evaluating does not disturb training."""
+        twin = copy.copy(self)
+        twin.generator = torch.Generator().manual_seed(seed)
+        return twin
 
     @property
     def device(self) -> torch.device:

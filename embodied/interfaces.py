@@ -135,6 +135,15 @@ class HasExpert(Protocol):
         ...
 
 
+@runtime_checkable
+class Renders(Protocol):
+    """A vector env that can show itself to a person (Gymnasium's `render` takes no lane)."""
+
+    def picture(self, lane: int) -> np.ndarray:
+        """uint8 [h, w, 3]: one lane now, larger than a policy's pictures; even height and width."""
+        ...
+
+
 class Experience(Protocol):
     """Where batches come from: rollouts, replay, logs."""
 

@@ -64,6 +64,7 @@ class Run:
         self.folder, self.command, self.seed = folder, command, settings.seed
         self.device = "cpu"
         """The device in use, as summary.json names it; the command sets it."""
+        self.keep = settings.run.keep
         self.env_steps = 0
         """Frames simulated or executed so far; the command keeps it."""
         self.figures = {}

@@ -32,6 +32,8 @@ class Part:
     """Import path of the callable, 'package.module.name', where there is no group; `_target_` replaces it."""
     supplied: tuple[str, ...] = ()
     """Arguments that code passes when it builds the object, and that nobody configures."""
+    beside: tuple[str, ...] = ()
+    """Text settings of the section that code reads itself, unless the callable takes an argument of that name."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Factory:
     function: Callable[..., Any]
     settings: dict[str, Any]
     """Every setting, defaults included."""
+    beside: dict[str, str]
+    """Settings of `Part.beside` that were given."""
 
     def __call__(self, **supplied: Any) -> Any:
         return self.function(**supplied, **self.settings)
@@ -78,7 +82,7 @@ def read[Settings](schema: type[Settings], data: Mapping[str, Any], key: str = "
 def plain(value: Any) -> Any:
     """The inverse of `read`: nested dicts, lists and scalars that a YAML file can hold."""
     if isinstance(value, Factory):
-        return {**value.origin, **plain(value.settings)}
+        return {**value.origin, **plain(value.settings), **value.beside}
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -99,8 +103,10 @@ def factory(data: Mapping[str, Any] | None, part: Part, key: str) -> Factory:
     function = find(part, name)
     parameters, hints, open_ended = signature(function)
     valid = {p: v for p, v in parameters.items() if p not in part.supplied}
+    apart = [p for p in part.beside if p not in valid]
+    beside = {p: convert(values.pop(p), str, _join(key, p)) for p in apart if p in values}
     if not open_ended:
-        _refuse_unknown(values, list(valid), key, f"{key} ({name})")
+        _refuse_unknown(values, [*valid, *apart], key, f"{key} ({name})")
     settings = {}
     for parameter, default in valid.items():
         path, hint = _join(key, parameter), hints.get(parameter, Any)
@@ -111,7 +117,7 @@ def factory(data: Mapping[str, Any] | None, part: Part, key: str) -> Factory:
         elif _storable(default):
             settings[parameter] = default
     settings.update({k: v for k, v in values.items() if k not in valid})
-    return Factory(key, {label: name}, function, settings)
+    return Factory(key, {label: name}, function, settings, beside)
 
 
 def find(part: Part, name: str) -> Callable[..., Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .. import tree
-from ..interfaces import Policy, Snapshots, VectorEnv
+from ..interfaces import Chunked, Policy, Snapshots, VectorEnv
 from ..types import ActionChunk, ChunkResult, Observation, Transition
 from .lanes import EpisodeEnd, Lanes
 
@@ -28,15 +29,18 @@ class Collector:
             raise ValueError(f"A batch needs at least 1 decision per lane, got {decisions}.")
         if not 0 < gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], got {gamma}.")
-        if group > 1 and (env.num_envs % group or not isinstance(env, Snapshots)):
+        if execute is not None and execute < 1:
+            raise ValueError(f"At least 1 action of a chunk must be executed, got {execute}.")
+        if group > 1 and (env.num_envs % group or not isinstance(env, Snapshots) or not isinstance(env, Chunked)):
             raise ValueError(
                 f"Groups of {group} need a number of lanes that {group} divides (there are {env.num_envs}) and an "
-                "environment that can snapshot and restore its lanes."
+                "environment that runs chunks and can snapshot and restore its lanes."
             )
         self.policy, self.decisions, self.gamma, self.execute, self.group = policy, decisions, gamma, execute, group
         self.lanes = Lanes(env, seed=seed)
         self.frames = 0
         """Frames run in all lanes since the start."""
+        self._acting_s = self._stepping_s = 0.0
 
     def __iter__(self) -> Iterator[Transition]:
         return self
@@ -47,22 +51,37 @@ class Collector:
         rows = []
         for _ in range(self.decisions):
             obs = self.lanes.observation
+            began = time.monotonic()
             chunk = self.policy.act(obs, explore=True)
+            acted = time.monotonic()
             result = self.lanes.advance(chunk.actions[:, : self.execute])
             self.frames += int(result.executed.sum())
             rows.append(transition(obs, chunk, result, gamma=self.gamma))
             if self.group == 1:
                 self.lanes.restart(~self.lanes.active)
+            self._acting_s += acted - began
+            self._stepping_s += time.monotonic() - acted
+            if not self.lanes.active.any():
+                break  # every episode of every group is over
         return tree.stack(rows)
 
     def take_finished(self) -> list[EpisodeEnd]:
         """Hand over the episodes that ended since the last call."""
         return self.lanes.take_finished()
 
+    def take_times(self) -> dict[str, float]:
+        """Seconds spent acting and stepping since the last call."""
+        times = {"time/act_s": self._acting_s, "time/step_s": self._stepping_s}
+        self._acting_s = self._stepping_s = 0.0
+        return times | {"time/rollout_s": sum(times.values())}
+
     def state_dict(self) -> dict[str, Any]:
         """Worlds, counters and unfinished returns, for a bit-identical resume where the env has snapshots."""
         env, every = self.lanes.env, np.arange(self.lanes.env.num_envs)
-        state: dict[str, Any] = {"frames": self.frames, "ret": self.lanes.ret, "length": self.lanes.length}
+        lanes = self.lanes
+        state: dict[str, Any] = {
+            "frames": self.frames, "ret": lanes.ret.copy(), "length": lanes.length.copy(), "succeeded": lanes.succeeded.copy(),
+        }  # fmt: skip
         if isinstance(env, Snapshots):
             state["worlds"] = env.snapshot(every)
         return state
@@ -74,6 +93,7 @@ class Collector:
         if "worlds" in state and isinstance(env, Snapshots):
             self.lanes.observation = env.restore(every, np.asarray(state["worlds"]))
             self.lanes.ret, self.lanes.length = np.array(state["ret"]), np.array(state["length"])
+            self.lanes.succeeded = np.array(state["succeeded"])
 
     def _start_groups(self) -> None:
         env, every = self.lanes.env, np.arange(self.lanes.env.num_envs)
