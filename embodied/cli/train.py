@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,6 @@ import torch
 
 from .. import checkpoint
 from ..agent import FlowAgent
-from ..algorithms.sft import SFT
 from ..data.experience import Demonstrations
 from ..data.store import Store
 from ..flow import Sampler
@@ -19,7 +18,7 @@ from ..interfaces import VectorEnv
 from ..rollout.collector import Collector
 from . import media, phases
 from .launch import launch
-from .load import locate, pick_device
+from .load import adopt, pick_device
 from .run import CommandSettings, Run
 from .schema import Factory, Part, plain
 
@@ -88,7 +87,7 @@ class TrainSettings(CommandSettings):
     """Which phases run; all by default, and rl and final when `policy.path` names a trained policy."""
     sim: Annotated[Factory, Part(group="embodied.sims", supplied=("lanes",))]
     policy: Annotated[Factory, Part(group="embodied.policies", supplied=("spec",), beside=("path",))]
-    sampler: Sampler = Sampler()
+    sampler: Sampler = field(default_factory=Sampler)
     collect: CollectSettings = CollectSettings()
     sft: Annotated[Factory, Part(target="embodied.algorithms.sft.SFT", supplied=("agent", "seed"))]
     supervise: SuperviseSettings = SuperviseSettings()
@@ -134,7 +133,8 @@ class Training:
             adopt(self.agent, path)
         self.pretrained = bool(path) or "path" in settings.policy.settings
         self.description = checkpoint.describe(
-            self.env.embodiment, settings.policy.name, settings.policy.settings, sampler=plain(settings.sampler)
+            self.env.embodiment, settings.policy.name, settings.policy.settings, sampler=plain(settings.sampler),
+            sim=plain(settings.sim),
         )
         self.resumed: dict[str, Any] | None = None
         if settings.resume and checkpoint.versions(run.checkpoints):
@@ -248,15 +248,6 @@ class Training:
 
     def _seed(self, part: int) -> int:
         return phases.lane_seed(self.settings.seed, part)
-
-
-def adopt(agent: FlowAgent, path: str) -> None:
-    """Take the weights of one of our checkpoints; another robot, task set or architecture is refused."""
-    folder = locate(path)
-    found = checkpoint.load(folder.parent, int(folder.name))
-    checkpoint.require(agent.policy.spec, checkpoint.spec_of(found.policy))
-    weights = {name: tensor for name, tensor in found.model.items() if name in agent.state_dict()}
-    agent.load_state_dict(weights, strict=agent.noise_head is None)
 
 
 def _positive(settings: TrainSettings) -> str | None:
