@@ -35,7 +35,7 @@ class Demonstrations:
         self._frames = Frames(episodes)
         self._horizon, self._batch_size, self._seed, self._gamma = horizon, batch_size, seed, gamma
         self._drawn = 0
-        self._order = (-1, np.zeros(0, np.int64))
+        self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         """Frames in a pass."""

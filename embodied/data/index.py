@@ -6,17 +6,22 @@ one query.
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
 
+import google_crc32c
 import numpy as np
 
+from ..journal import Files
 from ..types import SOURCES, Episode
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What can be asked of an episode without reading it."""
 
     id: str
@@ -49,15 +54,13 @@ class Row:
     """Wall-clock seconds."""
 
 
-def summarise(
-    episode: Episode, *, id: str, sequence: int, stratum: str | None, bytes: int, created: float
-) -> Row:
-    """Describe an episode; without a name, what a policy made is 'online' and the rest 'demo'."""
+def summarise(episode: Episode, facts: dict[str, Any], *, id: str, sequence: int, bytes: int) -> Row:
+    """Describe an episode. Where `facts` name no stratum, what a policy made is 'online' and the rest 'demo'."""
     acted = bool((episode.source == SOURCES.index("policy")).any())
     return Row(
         id=id,
         sequence=sequence,
-        stratum=stratum or ("online" if acted else "demo"),
+        stratum=facts["stratum"] or ("online" if acted else "demo"),
         task=episode.task,
         prompt=episode.prompt,
         seed=int(episode.seed),
@@ -73,46 +76,118 @@ def summarise(
         oldest=int(episode.version.min()),
         newest=int(episode.version.max()),
         bytes=bytes,
-        created=created,
+        created=facts["created"],
     )
 
 
-_KINDS = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float": "REAL"}
-_COLUMNS = [field.name for field in fields(Row)]
-_TABLE = ", ".join(f"{field.name} {_KINDS[str(field.type)]} NOT NULL" for field in fields(Row))
-_FLAGS = [field.name for field in fields(Row) if field.type == "bool"]
+_KINDS = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
+_FIELDS = get_type_hints(Row)
+_TABLE = ", ".join(f"{name} {_KINDS[kind]} NOT NULL" for name, kind in _FIELDS.items())
+_FLAGS = slice(9, 12)
+"""success, terminated, truncated: SQLite keeps them as integers."""
 
 
 class Index:
-    """Rows by id, ordered by sequence."""
+    """Rows by id in order of commit, kept in memory and in step with the database; changes are durable.
 
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
+    Usable from many threads, and from forked children, which open it again for reading.
+    """
 
-    def create(self) -> None:
-        self._database.execute(f"CREATE TABLE IF NOT EXISTS episodes ({_TABLE}, PRIMARY KEY (sequence), UNIQUE (id))")
+    def __init__(self, files: Files, path: Path, *, write: bool) -> None:
+        self._files, self._path, self._write = files, path, write
+        self._connect()
+        if write:
+            self._database.execute(f"CREATE TABLE IF NOT EXISTS episodes ({_TABLE}, crc32c INTEGER NOT NULL, UNIQUE (id))")
+            self._database.execute("CREATE TABLE IF NOT EXISTS evicted (id TEXT PRIMARY KEY, sequence INTEGER NOT NULL)")
+            self._database.execute("CREATE TABLE IF NOT EXISTS edits (number INTEGER NOT NULL)")
+            if not self._database.execute("SELECT count(*) FROM edits").fetchone()[0]:
+                self._database.execute("INSERT INTO edits VALUES (0)")
 
-    def rows(self) -> list[Row]:
-        """Read every row, in order of commit."""
-        rows = self._database.execute(f"SELECT {', '.join(_COLUMNS)} FROM episodes ORDER BY sequence")
-        flags = [_COLUMNS.index(name) for name in _FLAGS]
-        made = []
-        for row in rows:
-            values = list(row)
-            for flag in flags:
-                values[flag] = bool(values[flag])
-            made.append(Row(*values))
-        return made
+    def _connect(self) -> None:
+        self._process, self._mutex = os.getpid(), threading.RLock()
+        self._database = self._files.database(self._path, write=self._write)
+        self._rows: dict[str, Row] = {}
+        self._last, self._edits, self._version = -1, -1, -1
 
-    def insert(self, rows: Iterable[Row]) -> None:
-        """Add rows in one durable transaction."""
-        marks = ", ".join("?" * len(_COLUMNS))
-        self._database.execute("BEGIN IMMEDIATE")
-        self._database.executemany(f"INSERT INTO episodes VALUES ({marks})", [astuple(row) for row in rows])
-        self._database.execute("COMMIT")
+    @property
+    def rows(self) -> Mapping[str, Row]:
+        """Every row by id, in order of commit, as of now."""
+        if os.getpid() != self._process:
+            self._write = False
+            self._connect()
+        with self._mutex:
+            version = self._database.execute("PRAGMA data_version").fetchone()[0]
+            if version != self._version:  # another connection wrote, or we did
+                self._refresh()
+                self._version = version
+            return self._rows
+
+    def _refresh(self) -> None:
+        edits = self._database.execute("SELECT number FROM edits").fetchone()[0]
+        if edits != self._edits:
+            self._rows, self._last, self._edits = {}, -1, edits
+        rows = dict(self._rows)
+        for values in self._database.execute("SELECT * FROM episodes WHERE sequence > ? ORDER BY sequence", (self._last,)):
+            row = Row(*values[: _FLAGS.start], *map(bool, values[_FLAGS]), *values[_FLAGS.stop : -1])
+            if _sum(row) != values[-1]:
+                raise sqlite3.DatabaseError(f"the row of episode '{row.id}' is not what was written")
+            rows[row.id] = row
+            self._last = row.sequence
+        self._rows = rows  # replaced, not changed: what was handed out stays as it was
+
+    def next_sequence(self) -> int:
+        """The number of the next commit."""
+        used = self._database.execute("SELECT max(sequence) FROM (SELECT sequence FROM episodes UNION SELECT sequence FROM evicted)")
+        return 1 + (-1 if (last := used.fetchone()[0]) is None else last)
+
+    def evicted(self) -> set[str]:
+        """Episodes dropped on purpose; what is left of their folders is no data."""
+        return {id for (id,) in self._database.execute("SELECT id FROM evicted")}
+
+    def insert(self, rows: Iterable[Row], *, late: bool = False) -> None:
+        """Add rows; `late` where they may come before rows that are there."""
+        marks = ", ".join("?" * (len(_FIELDS) + 1))
+        with self._transaction(edit=late):
+            self._database.executemany(f"INSERT INTO episodes VALUES ({marks})", [(*row, _sum(row)) for row in rows])
+
+    def evict(self, rows: Iterable[Row]) -> None:
+        """Drop rows, and remember that they were dropped on purpose."""
+        rows = list(rows)
+        with self._transaction(edit=True):
+            self._database.executemany("DELETE FROM episodes WHERE id = ?", [(row.id,) for row in rows])
+            self._database.executemany("INSERT INTO evicted VALUES (?, ?)", [(row.id, row.sequence) for row in rows])
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Drop rows whose episodes are lost or damaged."""
+        with self._transaction(edit=True):
+            self._database.executemany("DELETE FROM episodes WHERE id = ?", [(id,) for id in ids])
+
+    def label(self, id: str, success: bool) -> None:
+        row = self.rows[id]._replace(success=success)
+        with self._transaction(edit=True):
+            self._database.execute("UPDATE episodes SET success = ?, crc32c = ? WHERE id = ?", (success, _sum(row), id))
+
+    @contextmanager
+    def _transaction(self, *, edit: bool = False) -> Iterator[None]:
+        with self._mutex:
+            self._version = -1
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                if edit:
+                    self._database.execute("UPDATE edits SET number = number + 1")
+                self._database.execute("COMMIT")
+            except BaseException:
+                self._database.rollback()
+                raise
 
     def close(self) -> None:
-        self._database.close()
+        if os.getpid() == self._process:
+            self._database.close()
+
+
+def _sum(row: Row) -> int:
+    return google_crc32c.value(repr(tuple(row)).encode())
 
 
 def column(rows: Iterable[Row], name: str) -> np.ndarray:

@@ -14,12 +14,13 @@ Chunks that happen to be zero are written, and a missing one is an error, so tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.core.array_spec import ArrayConfigParams
 from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
@@ -27,7 +28,7 @@ from ..types import Episode, Trace
 
 CHUNK_ROWS = 16
 """Pictures per inner chunk: what is decoded at once where one picture is wanted."""
-STRICT = {"write_empty_chunks": True, "read_missing_chunks": False}
+STRICT: ArrayConfigParams = {"write_empty_chunks": True, "read_missing_chunks": False}
 
 Tables = dict[str, np.ndarray]
 """The arrays of one episode by name: record arrays `frames`, `observations`, `decisions`, pictures `images/<h>x<w>`."""
@@ -48,6 +49,18 @@ class Head:
     cameras: dict[str, tuple[str, ...]]
     """Array of pictures to the cameras stacked in it, in order."""
     scene: tuple[float, ...] | None = None
+
+
+def spell(head: Head) -> dict[str, Any]:
+    """Spell a Head in plain values."""
+    return asdict(head)
+
+
+def head(facts: dict[str, Any]) -> Head:
+    """Read a Head back from plain values."""
+    cameras = {size: tuple(names) for size, names in facts["cameras"].items()}
+    scene = facts["scene"]
+    return Head(**{**facts, "cameras": cameras, "scene": None if scene is None else tuple(scene)})
 
 
 def split(episode: Episode) -> tuple[Head, Tables]:
@@ -75,7 +88,7 @@ def split(episode: Episode) -> tuple[Head, Tables]:
         cameras[size] = (*cameras.get(size, ()), name)
     for size, names in cameras.items():
         tables[size] = np.stack([episode.images[name] for name in names], axis=1)  # [I, C, h, w, 3]
-    head = Head(
+    described = Head(
         task=episode.task,
         prompt=episode.prompt,
         seed=int(episode.seed),
@@ -87,7 +100,7 @@ def split(episode: Episode) -> tuple[Head, Tables]:
         cameras=cameras,
         scene=None if episode.scene is None else tuple(float(value) for value in episode.scene),
     )
-    return head, tables
+    return described, tables
 
 
 def join(head: Head, tables: Tables) -> Episode:

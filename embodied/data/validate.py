@@ -47,12 +47,25 @@ def check_episode(episode: Episode, spec: Spec, horizon: int | None) -> None:
     _check_values(episode)
 
 
+def check_step(arrays: dict[str, np.ndarray], spec: Spec) -> None:
+    """Refuse a frame that does not fit before it enters the journal."""
+    actions, states = (spec.action_dim,), (spec.state_dim,)
+    wanted: dict[str, tuple[int, ...]] = {"requested": actions, "action": actions, "state": states}
+    sizes: dict[str, tuple[int, ...]] = {f"images/{name}": (height, width, 3) for name, height, width in spec.cameras}
+    pictures = {name for name in arrays if name.startswith("images/")}
+    if pictures and pictures != sizes.keys():
+        raise ValueError(f"The frame has {sorted(pictures)}, the store {sorted(sizes)}. Record all of them, or none in this frame.")
+    for name, array in arrays.items():
+        dtype = np.dtype(np.uint8) if name in pictures else array.dtype
+        _check_array(name, array, dtype, (wanted | sizes).get(name, array.shape))
+
+
 def _check_array(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
     if array.dtype != dtype or array.shape != shape:
         raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, the store takes {dtype} {list(shape)}.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        rows = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
-        raise ValueError(f"{name} is not finite at row {rows[0]} ({len(rows)} such rows). Drop the episode or end it before.")
+        bad = np.argwhere(~np.isfinite(array))
+        raise ValueError(f"{name} is not finite at {bad[0].tolist()} ({len(bad)} such numbers). Drop the episode or end it before.")
 
 
 def _check_values(episode: Episode) -> None:
