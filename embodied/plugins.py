@@ -17,7 +17,8 @@ def load(group: str, name: str) -> Any:
     """Import the plug-in `name` of a group such as 'embodied.sims'."""
     found = [point for point in entry_points(group=group) if point.name == name]
     if not found:
-        kind = group.rpartition(".")[2].rstrip("s")
+        plural = group.rpartition(".")[2]
+        kind = plural[:-3] + "y" if plural.endswith("ies") else plural.removesuffix("s")
         raise ValueError(
             f"No {kind} named '{name}'.{nearest(name, names(group))} Installed: {', '.join(names(group)) or 'none'}. "
             f"A package adds one under the entry point group '{group}'."
@@ -27,5 +28,5 @@ def load(group: str, name: str) -> Any:
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Suggest the closest valid name, as a sentence that starts with a space, or nothing."""
-    close = difflib.get_close_matches(name, list(valid), n=1)
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.4)
     return f" Did you mean '{close[0]}'?" if close else ""

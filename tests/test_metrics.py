@@ -66,12 +66,3 @@ def test_tensorboard_files_hold_the_figures(tmp_path: Path) -> None:
     events.Reload()
     [event] = events.Scalars("rl/episode/success")
     assert (event.step, event.value) == (3, 0.25)
-
-
-def test_weights_and_biases_writes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    sink = metrics.WeightsAndBiases(tmp_path, "probe", {"seed": 0}, "offline")
-    sink.write(RECORD)
-    sink.close()
-    (log,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    assert b"rl/episode/success" in log.read_bytes()

@@ -77,11 +77,11 @@ def compose[Settings](
         for override in chosen:
             _refuse_unknown_choice(loader, override, kind)
         values = [o for o in overrides if o not in chosen]
-        data = load_yaml(saved) if saved and not chosen else _compose_groups(loader, name, chosen, folder, kind)
+        data = load_yaml(saved) if saved and not chosen else _compose_groups(loader, name, chosen, kind)
     # A section's `name` or `_target_` first: it decides what the other keys mean.
     for override in sorted(values, key=lambda o: o.key.rpartition(".")[2] not in ("name", "_target_")):
         _lay(data, override, kind)
-    settings = schema.read(kind, resolve(data))
+    settings = schema.read(kind, resolve(_over_defaults(data, kind)))
     check(settings, rules)
     return settings
 
@@ -126,26 +126,32 @@ def resolve(data: DictConfig) -> dict[str, Any]:
         raise UsageError(f"A reference cannot be filled in: {_first_line(error)}") from None
 
 
-def _search_path(folder: Path | None) -> str:
-    packages = [f"pkg://{point.value}" for point in entry_points(group=HOME) if point.value != HOME]
-    if folder and not folder.is_dir():
-        raise UsageError(f"There is no folder {folder} to take configuration files from.")
-    return ",".join(packages + ([f"file://{folder.resolve()}"] if folder else []))
-
-
 @contextmanager
 def _hydra(folder: Path | None) -> Iterator[Any]:
-    """Hydra's view of all configuration files, this process's own ones undisturbed."""
-    from hydra import initialize_config_module
+    """Hydra's view of all configuration files, another Hydra of this process undisturbed."""
+    from hydra import version
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_config_search_path
     from hydra.core.global_hydra import GlobalHydra
 
-    before = GlobalHydra.get_state()
-    GlobalHydra.instance().clear()
+    if folder and not folder.is_dir():
+        raise UsageError(f"There is no folder {folder} to take configuration files from.")
+    # Hydra's public `initialize` takes one place only; its `hydra.searchpath` reaches no primary file.
+    path = create_config_search_path(f"pkg://{HOME}")
+    for point in entry_points(group=HOME):
+        if point.value != HOME:
+            path.append(point.name, f"pkg://{point.value}")
+    if folder:
+        path.prepend("user", f"file://{folder.resolve()}")
+    shared = GlobalHydra.instance()
+    before = shared.hydra
+    shared.clear()
     try:
-        with initialize_config_module(HOME, version_base="1.3"):
-            yield GlobalHydra.instance().config_loader()
+        version.setbase("1.3")
+        Hydra.create_main_hydra2(task_name="embodied", config_search_path=path)
+        yield shared.config_loader()
     finally:
-        GlobalHydra.set_state(before)
+        shared.hydra = before
 
 
 def _is_group(loader: Any, override: Override, kind: type) -> bool:
@@ -156,16 +162,14 @@ def _is_group(loader: Any, override: Override, kind: type) -> bool:
     return leaf in loader.list_groups(parent) or _plugin_group(override, kind) != ""
 
 
-def _compose_groups(loader: Any, name: str, chosen: Sequence[Override], folder: Path | None, kind: type) -> DictConfig:
+def _compose_groups(loader: Any, name: str, chosen: Sequence[Override], kind: type) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     bare = [o for o in chosen if _is_bare_plugin(loader, o, kind)]
-    words = [o.word for o in chosen if o not in bare]
-    if path := _search_path(folder):
-        words.append(f"hydra.searchpath=[{path}]")
+    words = [f"~{o.key}" if o.value == "null" else o.word for o in chosen if o not in bare]
     try:
         data = hydra_compose(name, overrides=words)
     except (HydraException, OmegaConfBaseException) as error:
@@ -217,6 +221,30 @@ def _lay(data: DictConfig, override: Override, kind: type) -> None:
         OmegaConf.update(data, override.key, value, merge=isinstance(value, Mapping), force_add=True)
     except OmegaConfBaseException as error:
         raise UsageError(f"Cannot set {override.word}: {_first_line(error)}") from None
+
+
+def _over_defaults(data: DictConfig, kind: type) -> DictConfig:
+    """Where there are references, lay the settings over the code's defaults, so that `${seed}` finds one."""
+    from omegaconf import DictConfig, OmegaConf
+
+    written = OmegaConf.to_container(data, resolve=False)
+    known = _without_references(written)
+    if known == written:
+        return data
+    filled = OmegaConf.merge(schema.plain(schema.read(kind, known)), data)
+    assert isinstance(filled, DictConfig)
+    return filled
+
+
+def _without_references(node: Any) -> Any:
+    def is_reference(value: Any) -> bool:
+        return isinstance(value, str) and "${" in value
+
+    if isinstance(node, dict):
+        return {k: _without_references(v) for k, v in node.items() if not is_reference(v)}
+    if isinstance(node, list):
+        return [_without_references(v) for v in node if not is_reference(v)]
+    return node
 
 
 def _change_origin(data: DictConfig, path: list[str], value: Any, kind: type, plain: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from ..plugins import nearest
 from .errors import UsageError
@@ -23,37 +24,24 @@ COMMANDS = {
 }
 """Command to its one-line description; command X lives in the module `embodied.cli.X`, as `main(arguments)`."""
 
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, USAGE = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run one command and return the exit code: 0 done, 1 failed or interrupted, 2 wrong usage."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Rollout threads and torch threads share cores; torch's OpenMP reads this when it is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_help())
-        return DONE if words else USAGE
-    if words[0] == "--version":
-        from importlib.metadata import version
-
-        print(version("embodied-rl"))
-        return DONE
-    return _run(words[0], words[1:])
-
-
-def _run(command: str, arguments: list[str]) -> int:
     try:
-        if command not in COMMANDS:
-            raise UsageError(f"No command '{command}'.{nearest(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
-        module = importlib.import_module(f".{command}", __package__)
-        return module.main(arguments) or DONE
+        code = _run(words)
+        sys.stdout.flush()
+        return code
     except UsageError as mistake:
         print(f"embodied: {mistake}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print("embodied: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return FAILED
     except BrokenPipeError:
         # The reader of a pipe left (`| head`); Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -64,6 +52,19 @@ def _run(command: str, arguments: list[str]) -> int:
         print(f"embodied: {mistake}", file=sys.stderr)
         print("(EMBODIED_TRACEBACK=1 shows where)", file=sys.stderr)
         return FAILED
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return DONE if words else USAGE
+    command, *arguments = words
+    if command == "--version":
+        print(version("embodied-rl"))
+        return DONE
+    if command not in COMMANDS:
+        raise UsageError(f"No command '{command}'.{nearest(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
+    return importlib.import_module(f".{command}", __package__).main(arguments) or DONE
 
 
 def _help() -> str:
