@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from .. import tree
+from ..agent import require_finite
 from ..interfaces import Chunked, VectorEnv
 from ..types import ChunkResult, Observation
 
@@ -32,11 +33,13 @@ class Lanes:
 
     def __init__(self, env: VectorEnv, *, seed: int) -> None:
         self.env = env
-        self.observation = observe(env.reset(seed=seed)[0])
+        self.observation = self._checked(observe(env.reset(seed=seed)[0]))
         """[N, ...]: what the next decision of each lane sees."""
-        self.active = np.ones(env.num_envs, bool)
-        self.ret = np.zeros(env.num_envs)
-        self.length = np.zeros(env.num_envs, np.int64)
+        self.active: np.ndarray = np.ones(env.num_envs, bool)
+        self.succeeded: np.ndarray = np.zeros(env.num_envs, bool)
+        """[N]: the running episode was solved; it earns nothing more, whatever the environment goes on paying."""
+        self.ret: np.ndarray = np.zeros(env.num_envs)
+        self.length: np.ndarray = np.zeros(env.num_envs, np.int64)
         self.finished: list[EpisodeEnd] = []
         """Episodes that ended since somebody took them away."""
 
@@ -49,11 +52,17 @@ class Lanes:
         if isinstance(self.env, Chunked):
             part = self.env.step_chunk(actions[lanes], lanes)
         elif len(lanes) == len(self.active):
-            part = _step_frames(self.env, actions)
+            part = _step_frames(self.env, actions, self.observation)
         else:
             raise RuntimeError("An environment without step_chunk cannot leave finished lanes waiting; restart them first.")
         result = part if len(lanes) == len(self.active) else self._scatter(part, lanes)
-        self.observation = result.observation
+        broken = np.argwhere(~np.isfinite(result.reward))
+        if len(broken):
+            lane, frame = broken[0]
+            raise RuntimeError(f"reward of lane {lane}, frame {frame} of the chunk, is {result.reward[lane, frame]}; check the task.")
+        result = replace(result, reward=np.where(self.succeeded[:, None], 0, result.reward))
+        self.succeeded |= result.success
+        self.observation = self._checked(result.observation)
         self.ret += result.reward.sum(1)
         self.length += result.executed
         ended = self.active & (result.terminated | result.truncated)
@@ -65,12 +74,9 @@ class Lanes:
     def restart(self, mask: np.ndarray) -> None:
         """Begin new episodes in the lanes of `mask` [N]."""
         if mask.any():
-            self.observation = observe(self.env.reset(options={"reset_mask": mask})[0])
-            self.begin(mask)
-
-    def begin(self, mask: np.ndarray) -> None:
-        """Mark lanes as running a fresh episode: counters at zero, active."""
-        self.ret[mask], self.length[mask], self.active[mask] = 0, 0, True
+            self.observation = self._checked(observe(self.env.reset(options={"reset_mask": mask})[0]))
+            self.ret[mask], self.length[mask] = 0, 0
+            self.active[mask], self.succeeded[mask] = True, False
 
     def take_finished(self) -> list[EpisodeEnd]:
         """Hand over the episodes that ended since the last call."""
@@ -79,12 +85,15 @@ class Lanes:
 
     def _close(self, lanes: np.ndarray, result: ChunkResult) -> None:
         for lane, task in zip(lanes, self.env.task_names(lanes), strict=True):
-            self.finished.append(
-                EpisodeEnd(
-                    lane=int(lane), task=task, success=bool(result.success[lane]), ret=float(self.ret[lane]),
-                    length=int(self.length[lane]), invalid=bool(result.invalid[lane]),
-                )  # fmt: skip
-            )
+            end = EpisodeEnd(
+                lane=int(lane), task=task, success=bool(self.succeeded[lane]), ret=float(self.ret[lane]),
+                length=int(self.length[lane]), invalid=bool(result.invalid[lane]),
+            )  # fmt: skip
+            self.finished.append(end)
+
+    def _checked(self, observation: Observation) -> Observation:
+        require_finite(observation, self.env.embodiment.state_names)
+        return observation
 
     def _scatter(self, part: ChunkResult, lanes: np.ndarray) -> ChunkResult:
         def spread(values: np.ndarray) -> np.ndarray:
@@ -118,16 +127,20 @@ def observe(values: dict[str, Any]) -> Observation:
     )
 
 
-def _step_frames(env: VectorEnv, actions: np.ndarray) -> ChunkResult:
+def _step_frames(env: VectorEnv, actions: np.ndarray, before: Observation) -> ChunkResult:
     """Step frame by frame, until the chunk is done or the first lane ends, which cuts the chunk of every lane."""
     lanes, horizon = actions.shape[:2]
     reward = np.zeros((lanes, horizon), np.float32)
+    success, invalid = np.zeros(lanes, bool), np.zeros(lanes, bool)
     for frame in range(horizon):
-        values, reward[:, frame], terminated, truncated, infos = env.step(actions[:, frame])
-        if (terminated | truncated).any():
+        values, earned, terminated, truncated, infos = env.step(actions[:, frame])
+        reward[:, frame] = np.where(success, 0, earned)
+        success = success | infos.get("success", False)
+        invalid = invalid | infos.get("invalid", False)
+        if (terminated | truncated | invalid).any():
             break
     return ChunkResult(
-        reward=reward, executed=np.full(lanes, frame + 1), terminated=terminated, truncated=truncated,
-        success=infos.get("success", terminated & False), invalid=infos.get("invalid", terminated & False),
-        observation=observe(values),
+        reward=np.where(invalid[:, None], 0, reward), executed=np.where(invalid, 0, frame + 1),
+        terminated=terminated & ~invalid, truncated=truncated | invalid, success=success & ~invalid, invalid=invalid,
+        observation=tree.where(invalid, before, observe(values)),
     )  # fmt: skip
