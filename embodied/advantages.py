@@ -15,11 +15,10 @@ def gae(reward: Tensor, discount: Tensor, done: Tensor, value: Tensor, next_valu
     """
     # where, not a product: the value after a termination may be anything, NaN included
     delta = reward + torch.where(discount > 0, discount * next_value, 0.0) - value
-    carry = discount * lam * (~done)
     advantage = torch.zeros_like(reward)
     running = torch.zeros_like(reward[0])
     for d in reversed(range(len(reward))):
-        running = delta[d] + torch.where(done[d], 0.0, carry[d] * running)
+        running = delta[d] + torch.where(done[d], 0.0, discount[d] * lam * running)
         advantage[d] = running
     return advantage
 
