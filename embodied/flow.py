@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -139,16 +139,12 @@ def element_mask(executed: Tensor, shape: tuple[int, int], real_dims: int) -> Te
 def log_prob(x_next: Tensor, mean: Tensor, std: Tensor, mask: Tensor) -> Tensor:
     """Gaussian log-density of each step, summed over the elements of `mask`: [B, L] for [B, L, H, A] inputs.
 
-    Sums, never means: a clip range of 0.2 speaks of the ratio of the whole step.
+    Sums, never means: a clip range of 0.2 speaks of the ratio of the whole step. (The reference averages the joint
+    form over its K + 1 factors; a sum over steps is the density that eq. 5 of the paper states. The factor of the
+    initial noise has no parameters and cancels in every ratio.)
     """
-    std = std.expand_as(mean)
     element = -0.5 * ((x_next - mean) / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)
     return (element * mask).sum((-2, -1))
-
-
-def prior_log_prob(x: Tensor, mask: Tensor) -> Tensor:
-    """log N(x_1; 0, I) of the initial noise, [B]; constant in the parameters."""
-    return log_prob(x, torch.zeros_like(x), torch.ones_like(x), mask)
 
 
 def entropy(std: Tensor, mask: Tensor) -> Tensor:
@@ -163,10 +159,13 @@ def kl(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor, mask: Tenso
     return (element * mask).sum((-2, -1))
 
 
-def mean_shift(mean: Tensor, behaviour_mean: Tensor, std: Tensor, mask: Tensor) -> Tensor:
-    """rms |mean - behaviour_mean| / std over `mask`, per row [B]: 0 when learner and rollout agree."""
-    squared = ((mean - behaviour_mean) / std) ** 2 * mask
-    elements = (mask.expand_as(squared)).sum((-3, -2, -1)).clamp(min=1)
+def mean_shift(mean: Tensor, std: Tensor, behaviour_mean: Tensor, behaviour_std: Tensor, mask: Tensor) -> Tensor:
+    """rms |mean - behaviour_mean| / behaviour_std over `mask`, per row [B]: 0 when learner and rollout agree.
+
+    A difference of the stds counts the same way, so that a noise head that acted with other weights shows too.
+    """
+    squared = ((mean - behaviour_mean) ** 2 + (std - behaviour_std) ** 2) / behaviour_std**2 * mask  # [B, L, H, A]
+    elements = mask.expand_as(squared).sum((-3, -2, -1)).clamp(min=1)
     return (squared.sum((-3, -2, -1)) / elements).sqrt()
 
 
@@ -197,23 +196,30 @@ class Sampler:
     """Probability of each step in the hybrid form; uniform over the steps that have a density when None."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}.")
+        if self.steps < 1 or self.anneal_versions < 1:
+            raise ValueError(f"steps and anneal_versions must be at least 1, got {self.steps} and {self.anneal_versions}.")
+        for given, allowed in ((self.noise, get_args(Noise)), (self.form, get_args(Form))):
+            if given not in allowed:
+                raise ValueError(f"A sampler knows no {given!r}. Allowed: {', '.join(allowed)}.")
         low, high = self.std_bounds
         if not 0 < low < high:
             raise ValueError(f"std_bounds must satisfy 0 < low < high, got {self.std_bounds}.")
         levels = [self.level] + ([] if self.level_end is None else [self.level_end])
-        if self.noise != "learned" and min(levels) <= 0:
-            raise ValueError(f"Noise level {min(levels)} has no density to learn from; give a level above 0.")
+        if self.noise != "learned" and not all(level > 0 for level in levels):  # NaN is refused too
+            raise ValueError(f"A noise level of 0 has no density to learn from, got {levels}; give levels above 0.")
         if self.noise == "cps" and (max(levels) > 1 or self.steps < 2):
             raise ValueError(f"Flow-CPS needs a level in (0, 1] and at least 2 steps, got {levels} and {self.steps}.")
         if self.noise == "cps" and self.form != "hybrid":
             raise ValueError("Flow-CPS has no density in its last step; use form 'hybrid', which never draws it.")
-        if self.index_law is not None and (
-            len(self.index_law) != self.steps or abs(sum(self.index_law) - 1) > 1e-6 or min(self.index_law) < 0
-        ):
-            raise ValueError(f"index_law must be {self.steps} probabilities that sum to 1, got {self.index_law}.")
-        if self.index_law is not None and self.noise == "cps" and self.index_law[-1] > 0:
+        if self.index_law is not None:
+            self._check_law(self.index_law)
+
+    def _check_law(self, law: tuple[float, ...]) -> None:
+        if self.form != "hybrid":
+            raise ValueError(f"Only form 'hybrid' draws an index; form {self.form!r} takes no index_law.")
+        if len(law) != self.steps or not all(p >= 0 for p in law) or not abs(sum(law) - 1) <= 1e-6:
+            raise ValueError(f"index_law must be {self.steps} probabilities that sum to 1, got {law}.")
+        if self.noise == "cps" and law[-1] > 0:
             raise ValueError("Flow-CPS has no density in its last step; its index_law must end with 0.")
 
     def level_at(self, version: Tensor) -> Tensor:

@@ -8,13 +8,19 @@ step on its own (two-layer), or their joint (one-layer). Deviations from the pap
 * Truncation bootstraps from the true final observation; the reference treats it as failure.
 * Value features are computed once per update and detached, the same for rollout and learner; expert features are
   read at one fixed point (x = 0, t = 1) instead of at the sampled noise.
-* Advantages are normalised over the whole batch, KL is closed form, and before the first optimiser step of every
-  update the learner must reproduce the rollout's means (`ratio/mean_shift_first`), or the run stops.
+* Advantages are normalised over the whole batch (group-relative ones within their group alone), KL is closed form,
+  and a minibatch that finds the policy too far from the rollout's is not stepped on.
+* Log-probability, entropy and KL are sums over what a decision drew, never means, so clip ranges speak of decisions.
+* Before the first optimiser step of every update the learner must reproduce the rollout's means
+  (`ratio/mean_shift_first`), or the run stops.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -33,19 +39,23 @@ CriticInput = Literal["prefix", "expert", "privileged"]
 
 
 @dataclass(frozen=True)
-class _Batch:
-    """What one update trains on: R decisions that ran, as flat rows."""
+class Rows:
+    """What one update trains on: R decisions that ran."""
 
     obs: Observation | None
     """Kept only where the encoder trains and must run again."""
     context: Context
+    """The rollout's own encoding, where the encoder is frozen."""
     trace: Trace
     version: Tensor
     executed: Tensor
     advantage: Tensor
-    features: Tensor | None
-    value: Tensor | None
-    ret: Tensor | None
+    features: Tensor | None = None
+    """Critic input [R, F]; absent without a critic, as are the next two."""
+    value: Tensor | None = None
+    """What the critic said before the update, [R]."""
+    ret: Tensor | None = None
+    """What it should say: advantage + value, [R]."""
 
 
 class PiRL:
@@ -55,13 +65,16 @@ class PiRL:
         self, agent: FlowAgent, *, learning_rate: float = 5e-5, learning_rate_end: float = 0.5, total_updates: int = 100,
         value_learning_rate: float = 1e-3, epochs: int = 4, minibatch: int = 320, lam: float = 0.95,
         kernel: Kernel | None = None, target_kl: float | None = 0.04, critic: CriticInput = "prefix",
-        critic_warmup: int = 3, value_clip: float = 0.2, entropy_bonus: float = 0.0, gradient_clip: float = 1.0,
+        critic_warmup: int = 3, value_clip: float | None = 0.2, entropy_bonus: float = 0.0, gradient_clip: float = 1.0,
         advantage: Literal["gae", "group"] = "gae", group: int = 1, advantage_clip: float = 4.0,
         shuffle_advantages: bool = False, max_mean_shift: float = 1e-4, seed: int = 0,
     ) -> None:  # fmt: skip
         """`learning_rate_end` is the share of both learning rates that is left after `total_updates`;
-        `critic_warmup` counts updates without policy loss; `shuffle_advantages` is the control that must not learn.
+        `critic_warmup` counts updates without policy loss; `value_clip` is in units of return, off when None;
+        `entropy_bonus` is per nat of a decision; `shuffle_advantages` is the control that must not learn.
         """
+        if min(epochs, minibatch, total_updates) < 1:
+            raise ValueError(f"epochs, minibatch and total_updates must be at least 1, got {epochs}, {minibatch}, {total_updates}.")
         if advantage == "group" and group < 2:
             raise ValueError(f"Group-relative advantages need group >= 2 lanes with one start, got {group}.")
         self.policy = agent
@@ -78,7 +91,7 @@ class PiRL:
         groups = [{"params": self.parameters, "lr": learning_rate}]
         if self.critic is not None:
             groups.append({"params": list(self.critic.parameters()), "lr": value_learning_rate})
-        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.01)
+        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
         self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimiser, 1.0, learning_rate_end, total_updates)
 
     # ------------------------------------------------------------------------------------------------ the update
@@ -86,63 +99,65 @@ class PiRL:
     def update(self, batches: Experience) -> dict[str, float]:
         """Take one rollout, then several epochs of minibatches over it."""
         self.policy.eval()
-        rows, metrics = self._prepare(tree.to(next(batches), self.policy.device))
+        rows, metrics = self.prepare(tree.to(next(batches), self.policy.device))
         count = len(rows.advantage)
         if count:
             metrics |= self._epochs(rows)
-        self.schedule.step()
+            self.schedule.step()
         self.updates += 1
         self.policy.version = self.updates
-        return metrics | {"update/decisions": float(count), "update/learning_rate": self.schedule.get_last_lr()[0]}
+        return metrics | {"update/decisions": float(count), "update/learning_rate": float(self.schedule.get_last_lr()[0])}
 
-    def _epochs(self, rows: _Batch) -> dict[str, float]:
-        count = len(rows.advantage)
+    def _epochs(self, rows: Rows) -> dict[str, float]:
         learn_policy = self.critic is None or self.updates >= self.critic_warmup
-        sums: dict[str, float] = {}
         first: dict[str, float] = {}
+        records: list[dict[str, float]] = []
         steps = 0
+        for batch in self._minibatches(rows):
+            losses: list[Tensor] = []
+            logs: dict[str, float] = {}
+            if learn_policy or not first:  # the ratio contract holds while the critic warms up, too
+                policy_loss, logs = self.policy_loss(batch)
+                first = first or self._check_ratio(logs)
+                if self.target_kl is not None and logs["kl/behaviour"] > 1.5 * self.target_kl:
+                    learn_policy = False
+                losses += [policy_loss] * learn_policy
+            steps += len(losses)
+            if self.critic is not None:
+                value_loss, value_logs = self.value_loss(batch)
+                losses, logs = [*losses, value_loss], logs | value_logs
+            records.append(logs)
+            if not losses:
+                break
+            norm = self._step(torch.stack(losses).sum(), logs)
+            if learn_policy:
+                logs["loss/gradient_norm"] = norm
+        return _means(records) | first | {"update/policy_steps": float(steps)}
+
+    def _minibatches(self, rows: Rows) -> Iterator[Rows]:
+        """Every row once an epoch, in nearly equal parts: a small remainder would step as far as a whole minibatch."""
+        count = len(rows.advantage)
         for _ in range(self.epochs):
             order = torch.randperm(count, generator=self.generator).to(rows.advantage.device)
-            for at in order.split(self.minibatch):
-                batch = tree.index(rows, at)
-                loss, logs = torch.zeros((), device=at.device), {}
-                if learn_policy:
-                    policy_loss, logs = self.policy_loss(batch)
-                    if not first:
-                        first = self._check_ratio(logs)
-                    loss = loss + policy_loss
-                if self.critic is not None:
-                    value_loss, value_logs = self.value_loss(batch)
-                    loss, logs = loss + value_loss, logs | value_logs
-                self._step(loss, logs)
-                steps += learn_policy
-                for name, figure in logs.items():
-                    sums[name] = sums.get(name, 0.0) + figure
-                    sums["#" + name] = sums.get("#" + name, 0.0) + 1
-                if learn_policy and self.target_kl is not None and logs["kl/behaviour"] > 1.5 * self.target_kl:
-                    learn_policy = False
-                    if self.critic is None:
-                        break
-            if not learn_policy and self.critic is None:
-                break
-        means = {name: sums[name] / sums["#" + name] for name in sums if not name.startswith("#")}
-        return means | first | {"update/policy_steps": float(steps)}
+            for at in order.tensor_split(math.ceil(count / self.minibatch)):
+                yield tree.index(rows, at)
 
-    def _step(self, loss: Tensor, logs: dict[str, float]) -> None:
+    def _step(self, loss: Tensor, logs: dict[str, float]) -> float:
+        """Take one optimiser step and return the policy gradient's norm before clipping."""
         if not bool(torch.isfinite(loss)):
-            broken = [name for name, figure in logs.items() if figure != figure] or ["loss"]
+            broken = [name for name, figure in logs.items() if not math.isfinite(figure)] or ["loss"]
             raise RuntimeError(f"{', '.join(broken)} is not finite at update {self.updates}; the last checkpoint is whole.")
         self.optimiser.zero_grad()
-        if loss.requires_grad:
-            loss.backward()
-        logs["loss/gradient_norm"] = float(nn.utils.clip_grad_norm_(self.parameters, self.gradient_clip))
+        loss.backward()
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.gradient_clip))
         if self.critic is not None:
             nn.utils.clip_grad_norm_(self.critic.parameters(), self.gradient_clip)
         self.optimiser.step()
+        return norm
 
     # ------------------------------------------------------------------------------------------------ the losses
 
-    def policy_loss(self, batch: _Batch) -> tuple[Tensor, dict[str, float]]:
+    def policy_loss(self, batch: Rows) -> tuple[Tensor, dict[str, float]]:
         """-E[w A log pi] with the kernel's detached weight w; at ratio 1 its gradient is -E[A grad log pi]."""
         agent, trace = self.policy, batch.trace
         context = batch.context if batch.obs is None else agent.policy.encode(batch.obs)
@@ -151,43 +166,47 @@ class PiRL:
         log_new = log_prob(trace.x_next, mean, std, mask)  # [B, L]
         log_old = log_prob(trace.x_next, trace.mean, trace.std, mask)
         divergence = kl(trace.mean, trace.std, mean, std, mask)
+        spread = entropy(std, mask)
         if agent.sampler.form == "joint":
-            log_new, log_old, divergence = (part.sum(1, keepdim=True) for part in (log_new, log_old, divergence))
+            log_new, log_old, divergence, spread = (
+                part.sum(1, keepdim=True) for part in (log_new, log_old, divergence, spread)
+            )
         advantage = batch.advantage[:, None].expand_as(log_new)
         log_ratio = (log_new - log_old).detach()
-        weight = self.kernel(log_ratio, advantage, divergence.detach()) * self._index_weight(trace.step)
+        share = self._index_weight(trace.step)
+        weight = self.kernel(log_ratio, advantage, divergence.detach()) * share
         loss = -((weight * advantage).detach() * log_new).mean()
         if self.entropy_bonus:
-            loss = loss - self.entropy_bonus * entropy(std.expand_as(mean), mask).mean()
+            loss = loss - self.entropy_bonus * (share * spread).mean()
         ratio = log_ratio.exp()
         logs = {
             "loss/policy": float(loss.detach()),
             "kl/behaviour": float(divergence.detach().sum(1).mean()),
             "ratio/blocked": float((weight == 0).float().mean()),
             "ratio/max_abs_dev": float((ratio - 1).abs().max()),
-            "ratio/mean_shift": float(mean_shift(mean.detach(), trace.mean, trace.std, mask).max()),
+            "ratio/mean_shift": float(mean_shift(mean.detach(), std.detach(), trace.mean, trace.std, mask).max()),
         }
         return loss, logs
 
-    def value_loss(self, batch: _Batch) -> tuple[Tensor, dict[str, float]]:
+    def value_loss(self, batch: Rows) -> tuple[Tensor, dict[str, float]]:
         """Huber loss, the worse of the plain and the clipped step away from the rollout's value (PPO)."""
-        assert self.critic is not None and batch.features is not None and batch.value is not None
+        assert self.critic is not None and batch.features is not None
+        assert batch.value is not None and batch.ret is not None
         value = self.critic(batch.features)  # [B]
-        clipped = batch.value + (value - batch.value).clamp(-self.value_clip, self.value_clip)
-        plain_loss, clipped_loss = (
-            nn.functional.huber_loss(guess, batch.ret, reduction="none", delta=10.0) for guess in (value, clipped)
-        )
-        loss = torch.maximum(plain_loss, clipped_loss).mean()
-        return loss, {
-            "loss/value": float(loss.detach()),
-            "value/clipped": float((value != clipped).float().mean()),
-        }
+        loss = _huber(value, batch.ret)
+        logs: dict[str, float] = {}
+        if self.value_clip is not None:
+            clipped = batch.value + (value - batch.value).clamp(-self.value_clip, self.value_clip)
+            loss = torch.maximum(loss, _huber(clipped, batch.ret))
+            logs["value/clipped"] = float(((value - batch.value).abs() > self.value_clip).float().mean())
+        loss = loss.mean()
+        return loss, logs | {"loss/value": float(loss.detach())}
 
     def _index_weight(self, step: Tensor) -> Tensor:
-        """1 / (K p_index) in the hybrid form, [B, L]: every index law then has the same expected gradient."""
+        """1 / (K p_index) in the hybrid form, [B, 1]: every index law then has the same expected gradient; else 1."""
         sampler = self.policy.sampler
         if sampler.form != "hybrid":
-            return torch.ones_like(step, dtype=torch.float32)
+            return torch.ones((), device=step.device)
         return 1 / (sampler.steps * sampler.index_probabilities().to(step.device)[step])
 
     def _check_ratio(self, logs: dict[str, float]) -> dict[str, float]:
@@ -195,37 +214,40 @@ class PiRL:
         shift = logs["ratio/mean_shift"]
         if not shift <= self.max_mean_shift:
             raise RuntimeError(
-                f"Before the first optimiser step of update {self.updates} the learner's means differ from the rollout's by "
-                f"{shift:.2e} std (allowed {self.max_mean_shift:.0e}): weights, precision, dropout or preprocessing differ "
-                "between acting and learning."
+                f"Before the first optimiser step of update {self.updates} the learner's means differ from the rollout's "
+                f"by {shift:.2e} std (allowed {self.max_mean_shift:.0e}): weights, precision, dropout or preprocessing "
+                "differ between acting and learning."
             )
         return {"ratio/mean_shift_first": shift, "ratio/max_abs_dev_first": logs["ratio/max_abs_dev"]}
 
     # ------------------------------------------------------------------------------------------------ the batch
 
     @torch.no_grad()
-    def _prepare(self, rollout: Transition) -> tuple[_Batch, dict[str, float]]:
+    def prepare(self, rollout: Transition) -> tuple[Rows, dict[str, float]]:
         """Values, returns and advantages of a rollout [D, N], then its rows that ran."""
-        if rollout.chunk.trace is None:
-            raise ValueError("These transitions carry no trace, hence no likelihood; collect them with exploration on.")
         valid = rollout.executed > 0  # [D, N]
         flat = tree.flatten(rollout)
+        trace = flat.chunk.trace
+        if trace is None:
+            raise ValueError("These transitions carry no trace, hence no likelihood; collect them with exploration on.")
         frozen = self.policy.policy.frozen_prefix
-        context = flat.chunk.context if flat.chunk.context is not None else self._encode(flat.obs)
+        context = self._encode(flat.obs) if frozen and flat.chunk.context is None else flat.chunk.context
         features = value = ret = None
         if self.critic is not None:
             advantage, features, value, ret = self._estimate(rollout, flat.obs, context)
         else:
             advantage, valid = self._group_advantage(rollout, valid)
         metrics = _summary(rollout, advantage, valid, value, ret)
-        advantage = normalise(advantage, valid).clamp(-self.advantage_clip, self.advantage_clip)
+        if self.critic is not None:
+            advantage = normalise(advantage, valid)
+        advantage = advantage.clamp(-self.advantage_clip, self.advantage_clip)
         keep = valid.flatten().nonzero().squeeze(1)
         advantage = advantage.flatten()[keep]
         if self.shuffle_advantages:
             advantage = advantage[torch.randperm(len(advantage), generator=self.generator).to(advantage.device)]
-        rows = _Batch(
-            obs=None if frozen else tree.index(flat.obs, keep), context=tree.index(context, keep),
-            trace=tree.index(flat.chunk.trace, keep), version=flat.chunk.version[keep], executed=flat.executed[keep],
+        rows = Rows(
+            obs=None if frozen else tree.index(flat.obs, keep), context=tree.index(context, keep) if frozen else None,
+            trace=tree.index(trace, keep), version=flat.chunk.version[keep], executed=flat.executed[keep],
             advantage=advantage, features=None if features is None else features[keep],
             value=None if value is None else value.flatten()[keep], ret=None if ret is None else ret.flatten()[keep],
         )  # fmt: skip
@@ -246,10 +268,14 @@ class PiRL:
         return advantage, features, value, advantage + value
 
     def _group_advantage(self, rollout: Transition, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """GRPO: one score per lane's episode, compared within its group; groups without spread are dropped."""
-        lanes = rollout.reward.shape[1]
-        score = rollout.reward.sum(0)  # [N]
-        group = torch.arange(lanes, device=score.device) // self.group
+        """GRPO: the return of each lane's episode, compared within its group; groups without spread are dropped.
+
+        Discounted by gamma per frame, as any return here: with gamma below 1 an earlier success scores higher, with
+        gamma 1 successes are equal.
+        """
+        nothing = torch.zeros_like(rollout.reward)
+        score = gae(rollout.reward, rollout.discount, rollout.done, nothing, nothing, lam=1.0)[0]  # [N]
+        group = torch.arange(len(score), device=score.device) // self.group
         advantage, spread = group_relative(score, group)
         return advantage.expand_as(rollout.reward), valid & spread
 
@@ -257,7 +283,9 @@ class PiRL:
         """Critic input [B, F], detached."""
         agent = self.policy
         if self.critic_input == "privileged":
-            return torch.cat([obs.state, obs.privileged], -1).float()
+            if obs.privileged is None:
+                raise ValueError("critic=privileged needs observations with privileged state; use critic=prefix.")
+            return obs.privileged.float()
         if context is None:
             context = self._encode(obs)
         if self.critic_input == "prefix":
@@ -277,7 +305,7 @@ class PiRL:
         if self.critic_input == "privileged":
             if not policy.spec.privileged_names:
                 raise ValueError("critic=privileged needs an environment with privileged observations; use critic=prefix.")
-            return policy.spec.state_dim + len(policy.spec.privileged_names)
+            return len(policy.spec.privileged_names)
         return policy.prefix_dim if self.critic_input == "prefix" else policy.feature_dim
 
     # ------------------------------------------------------------------------------------------------ state
@@ -311,13 +339,24 @@ class PiRL:
 def _summary(
     rollout: Transition, advantage: Tensor, valid: Tensor, value: Tensor | None, ret: Tensor | None
 ) -> dict[str, float]:
-    count = valid.sum().clamp(min=1)
+    count = int(valid.sum())
     figures = {
-        "advantage/mean_abs": float((advantage.abs() * valid).sum() / count),
+        "advantage/mean_abs": float((advantage.abs() * valid).sum() / max(count, 1)),
+        "advantage/kept": float(valid.float().mean()),
         "rollout/success_per_decision": float(rollout.success.float().mean()),
     }
-    if value is None or ret is None:
-        return figures | {"advantage/kept": float(valid.float().mean())}
+    if value is None or ret is None or not count:
+        return figures
     spread = ret[valid].var(correction=0)
     explained = 1 - (ret - value)[valid].var(correction=0) / spread if float(spread) > 0 else torch.tensor(0.0)
     return figures | {"value/mean": float(value[valid].mean()), "value/explained_variance": float(explained)}
+
+
+def _huber(guess: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.huber_loss(guess, target, reduction="none", delta=10.0)
+
+
+def _means(records: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Average each figure over the minibatches that reported it."""
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: fmean(record[name] for record in records if name in record) for name in names}

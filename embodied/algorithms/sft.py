@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ class SFT:
         self.gradient_clip = gradient_clip
         self.generator = torch.Generator().manual_seed(seed)
         self.parameters = [p for p in agent.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.AdamW(self.parameters, lr=learning_rate, weight_decay=weight_decay)
+        self.optimiser = torch.optim.AdamW(self.parameters, lr=learning_rate, weight_decay=weight_decay, fused=True)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(self.optimiser, T_0=cycle_steps)
         self.average = _average(agent, ema_decay) if ema_decay is not None else None
 
@@ -59,7 +58,7 @@ class SFT:
         if self.average is not None:
             self.average.update_parameters(self.policy)
         self.policy.eval()
-        return metrics | {"loss/gradient_norm": float(norm), "loss/learning_rate": self.schedule.get_last_lr()[0]}
+        return metrics | {"loss/gradient_norm": float(norm), "loss/learning_rate": float(self.schedule.get_last_lr()[0])}
 
     @property
     def policy_state(self) -> dict[str, Tensor]:
@@ -87,7 +86,4 @@ class SFT:
 def _average(agent: FlowAgent, decay: float) -> torch.optim.swa_utils.AveragedModel:
     if not 0 < decay < 1:
         raise ValueError(f"ema_decay must lie in (0, 1), got {decay}.")
-    module = torch.optim.swa_utils.AveragedModel(
-        copy.deepcopy(agent), multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay), use_buffers=False
-    )
-    return module
+    return torch.optim.swa_utils.AveragedModel(agent, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay))
