@@ -140,7 +140,7 @@ def _hydra(folder: Path | None) -> Iterator[Any]:
     path = create_config_search_path(f"pkg://{HOME}")
     for point in entry_points(group=HOME):
         if point.value != HOME:
-            path.append(point.name, f"pkg://{point.value}")
+            path.prepend(point.name, f"pkg://{point.value}", anchor="schema")  # Hydra wants its schemas last
     if folder:
         path.prepend("user", f"file://{folder.resolve()}")
     shared = GlobalHydra.instance()

@@ -1,0 +1,1 @@
+"""A package outside the tree that plugs into `embodied`."""
