@@ -1,8 +1,8 @@
 """An SO-101-like arm made of primitives, and the table it works on, as MJCF text.
 
 Kinematics, ranges, servo gains, friction loss and armature are the published numbers of the SO-101; lateral offsets of
-its brackets, which cancel along the arm, are left out, and the gripper is our own: one fixed and one turning finger
-that are parallel when they hold something 32 mm wide, centred on the roll axis. Every geom has a mass and no body an
+its brackets, which cancel along the arm, are left out, and the gripper is our own: one fixed and one turning finger,
+parallel when they hold something 32 mm wide, whose middle is then GRASP from the tip in the closing direction. Every geom has a mass and no body an
 explicit inertia: `mj_multiRay` loses geoms of bodies that have one (MuJoCo before 4.0.0).
 """
 
@@ -29,6 +29,8 @@ CHAIN = SerialChain(
     low=np.array([-1.920, -1.745, -1.690, -1.658, -2.744]),
     high=np.array([1.920, 1.745, 1.690, 1.658, 2.841]),
 )
+GRASP = 0.01
+"""m from the tip in the closing direction: the middle of a 32 mm wide thing between parallel fingers."""
 HOME = (0.0, -0.606, 0.471, 1.335, 0.0)
 """rad: tip 10 cm above the table, 21 cm ahead of the base, fingers down and a little forward."""
 SERVO = 'kp="17.8" forcerange="-3.35 3.35"'
@@ -83,7 +85,8 @@ def mjcf(objects: str, *, friction_loss: float = 0.052, timestep: float = 0.01) 
     <geom contype="0" conaffinity="0" rgba="0.93 0.70 0.18 1"/>
     <default class="servo"><geom rgba="0.16 0.16 0.18 1"/></default>
     <default class="finger">
-      <geom type="box" contype="1" conaffinity="2" friction="1.5" condim="3" rgba="0.93 0.70 0.18 1"/>
+      <geom type="box" contype="1" conaffinity="2" friction="1.5" condim="3" priority="1" solimp="0.99 0.999 0.001"
+        rgba="0.93 0.70 0.18 1"/>
     </default>
     <default class="object">
       <geom contype="2" conaffinity="3" friction="1.5" condim="3" mass="0.03"/>
@@ -111,10 +114,10 @@ def mjcf(objects: str, *, friction_loss: float = 0.052, timestep: float = 0.01) 
             <geom name="wrist" type="capsule" class="servo" fromto="0 0 0 0.045 0 0" size="0.017" mass="0.09"/>
             <body name="hand" pos="{vec(o[4])}">
               {hinge(4)}
-              <geom name="palm" type="box" class="servo" pos="0.008 0 0" size="0.014 0.026 0.014" mass="0.06"/>
-              <geom name="fixed_finger" class="finger" pos="0.06 -0.02 0" size="0.04 0.004 0.01" mass="0.02"/>
+              <geom name="palm" type="box" class="servo" pos="0.008 0.008 0" size="0.014 0.026 0.014" mass="0.06"/>
+              <geom name="fixed_finger" class="finger" pos="0.06 -0.01 0" size="0.04 0.004 0.01" mass="0.02"/>
               <site name="tip" pos="{vec(CHAIN.tip)}"/>
-              <body name="jaw" pos="0.02 0.02 0">
+              <body name="jaw" pos="0.02 0.03 0" euler="0 0 -0.247">
                 <joint name="{GRIPPER}" axis="0 0 1" range="{GRIPPER_RANGE[0]} {GRIPPER_RANGE[1]}"/>
                 <geom name="moving_finger" class="finger" pos="0.04 0 0" size="0.04 0.004 0.01" mass="0.02"/>
               </body>

@@ -121,4 +121,4 @@ def _playing(substeps: int) -> tabletop.Tabletop:
 
 def _moves(env: tabletop.Tabletop, frames: int) -> np.ndarray:
     rng, high = np.random.default_rng(0), np.array(env.embodiment.action_high)
-    return np.float32(0.3 * rng.normal(size=(env.num_envs, frames, len(high))) * high)
+    return (0.3 * rng.normal(size=(env.num_envs, frames, len(high))) * high).astype(np.float32)

@@ -6,6 +6,7 @@ the lower limit of their z slide instead of on a contact, which is stable, cheap
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,10 +22,8 @@ RADIUS = 0.0165
 ARM_DOFS = len(arm.JOINTS) + 1
 SECTOR_RADIUS = (0.15, 0.24)
 """m from the pan axis, where objects start."""
-SECTOR_ANGLE = 0.75
-"""rad to either side of straight ahead."""
-CLEARANCE = 0.055
-"""m between the centres of objects at a reset: their width plus a finger."""
+CLEARANCE = 0.065
+"""m between the centres of objects at a reset: their width and room for an open finger."""
 
 
 def objects_mjcf() -> str:
@@ -45,9 +44,11 @@ def objects_mjcf() -> str:
 TASK, NAMED, TEMPLATE = 0, 1, 2
 COLOUR = slice(3, 6)
 """Index into COLOURS of each object."""
-GOAL = slice(6, 8)
-"""m: x, y of the mark or bin, in the base frame; zeros for tasks without one."""
-SCENE = 8
+WANTED = 6
+"""Index of the goal that the instruction names."""
+GOALS = slice(7, 11)
+"""m: x, y of up to two goals, marks or bins, in the base frame; zeros where a task has fewer."""
+SCENE = 11
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class View:
     named: np.ndarray
     """int64 [n]: the object the instruction names."""
     goal: np.ndarray
-    """float64 [n, 2], m: the mark or bin."""
+    """float64 [n, 2], m: the mark or bin that the instruction names."""
 
     @property
     def command_tip(self) -> np.ndarray:
@@ -118,7 +119,7 @@ def view(qpos: np.ndarray, qvel: np.ndarray, command: np.ndarray, scene: np.ndar
         objects=objects,
         speed=np.linalg.norm(qvel[:, ARM_DOFS:].reshape(-1, 3, 4)[:, :, :3], axis=2),
         named=scene[:, NAMED].astype(np.int64),
-        goal=scene[:, GOAL],
+        goal=scene[:, GOALS].reshape(-1, 2, 2)[np.arange(len(scene)), scene[:, WANTED].astype(np.int64)],
     )
 
 
@@ -127,16 +128,20 @@ class Task(Protocol):
 
     name: str
     templates: tuple[str, ...]
-    """Instructions with the places {colour} and {shape}."""
+    """Instructions with the places {colour}, {shape} and, where there are goals, {goal}."""
     time_limit: int
     """Frames."""
     hold: int
     """Frames in a row for which `achieved` must be true."""
-    goal: bool
-    """Whether the scene has a mark or bin."""
+    goals: tuple[str, ...]
+    """Names of the marks or bins, at most two; one of them is named by the instruction."""
+    props: tuple[str, ...]
+    """MJCF of geoms, one line per goal around the goal's place on the table; they are seen, not touched."""
+    sector: float
+    """rad to either side of straight ahead within which objects start."""
 
-    def place_goal(self, rng: np.random.Generator, objects: np.ndarray, named: int) -> np.ndarray:
-        """Draw the mark or bin [2] for objects at [3, 2], m. Called only where `goal` is true."""
+    def place_goals(self, rng: np.random.Generator, objects: np.ndarray, named: int, wanted: int) -> np.ndarray | None:
+        """Draw the goals [G, 2], m, for objects at [3, 2]; None asks for other objects. Called where there are goals."""
         ...
 
     def achieved(self, view: View) -> np.ndarray:
@@ -148,13 +153,22 @@ class Task(Protocol):
         ...
 
 
-def scatter(rng: np.random.Generator) -> np.ndarray:
+def polar(radius: np.ndarray | float, angle: np.ndarray | float) -> np.ndarray:
+    """Turn distance from the pan axis, m, and angle from straight ahead, rad, into x, y in the base frame [..., 2]."""
+    return np.stack([arm.CHAIN.origins[0, 0] + radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
+
+
+def reachable(point: np.ndarray) -> bool:
+    """Whether the fingertips get to a point [2] near the table."""
+    return bool(0.11 <= np.hypot(point[0] - arm.CHAIN.origins[0, 0], point[1]) <= 0.27)
+
+
+def scatter(rng: np.random.Generator, sector: float) -> np.ndarray:
     """Draw x, y of the three objects [3, 2] in the sector before the arm, apart from each other."""
     while True:
         draws = rng.random((24, 2))
-        r = np.sqrt(SECTOR_RADIUS[0] ** 2 + draws[:, 0] * (SECTOR_RADIUS[1] ** 2 - SECTOR_RADIUS[0] ** 2))
-        angle = (2 * draws[:, 1] - 1) * SECTOR_ANGLE
-        points = np.stack([arm.CHAIN.origins[0, 0] + r * np.cos(angle), r * np.sin(angle)], axis=1)
+        near, far = SECTOR_RADIUS
+        points = polar(np.sqrt(near**2 + draws[:, 0] * (far**2 - near**2)), (2 * draws[:, 1] - 1) * sector)
         chosen: list[np.ndarray] = []
         for point in points:
             if all(np.hypot(*(point - other)) >= CLEARANCE for other in chosen):
@@ -170,22 +184,36 @@ def draw(rng: np.random.Generator, task: Task, index: int) -> tuple[np.ndarray, 
     command[1:4] += rng.uniform(-0.12, 0.12, 3)
     command[4] += rng.uniform(-0.3, 0.3)
     command[5] = rng.uniform(0.1, 0.5)
-    places = scatter(rng)
+    scene = np.zeros(SCENE)
+    scene[TASK] = index
+    scene[NAMED] = named = int(rng.integers(len(SHAPES)))
+    scene[TEMPLATE] = rng.integers(len(task.templates))
+    scene[COLOUR] = rng.permutation(len(COLOURS))
+    places = scatter(rng, task.sector)
+    if task.goals:
+        scene[WANTED] = wanted = int(rng.integers(len(task.goals)))
+        while (goals := task.place_goals(rng, places, named, wanted)) is None:
+            places = scatter(rng, task.sector)
+        scene[GOALS][: goals.size] = goals.ravel()
     qpos = np.zeros(ARM_DOFS + 4 * len(SHAPES))
     qpos[:ARM_DOFS] = arm.servo(command)
     qpos[ARM_DOFS:].reshape(-1, 4)[:, [0, 1, 3]] = np.column_stack([places, rng.uniform(-np.pi, np.pi, len(SHAPES))])
-    scene = np.zeros(SCENE)
-    scene[TASK] = index
-    scene[NAMED] = rng.integers(len(SHAPES))
-    scene[TEMPLATE] = rng.integers(len(task.templates))
-    scene[COLOUR] = rng.permutation(len(COLOURS))
-    if task.goal:
-        scene[GOAL] = task.place_goal(rng, places, int(scene[NAMED]))
     return qpos, command, scene
 
 
 def instruction(task: Task, scene: np.ndarray) -> str:
     """Say what a scene [SCENE] asks for."""
     named = int(scene[NAMED])
-    colour = list(COLOURS)[int(scene[COLOUR][named])]
-    return task.templates[int(scene[TEMPLATE])].format(colour=colour, shape=SHAPES[named])
+    words = {"colour": list(COLOURS)[int(scene[COLOUR][named])], "shape": SHAPES[named]}
+    if task.goals:
+        words["goal"] = task.goals[int(scene[WANTED])]
+    return task.templates[int(scene[TEMPLATE])].format(**words)
+
+
+def props_mjcf(tasks: Sequence[Task]) -> str:
+    """Write the goals of all tasks as bodies <task>_<i> that a camera can put where each lane has them."""
+    return "\n".join(
+        f'<body name="{task.name}_{i}" mocap="true" pos="0 0 -1">{geoms}</body>'
+        for task in tasks
+        for i, geoms in enumerate(task.props)
+    )

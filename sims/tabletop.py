@@ -78,7 +78,9 @@ class Tabletop(gym.vector.VectorEnv):
         self.transform = arm.transform(action)
         self._end_effector = arm.transform("end_effector")
         self._state_objects = state_objects
-        model = mujoco.MjModel.from_xml_string(arm.mjcf(scene.objects_mjcf(), timestep=FRAME_S / substeps))
+        model = mujoco.MjModel.from_xml_string(
+            arm.mjcf(scene.objects_mjcf() + scene.props_mjcf(tasks), timestep=FRAME_S / substeps)
+        )
         self.engine = Engine(model, lanes, substeps=substeps, threads=threads)
         self.command = np.zeros((lanes, scene.ARM_DOFS))
         """float64 [N, 6]: last commanded targets, rad and opening."""
@@ -89,7 +91,7 @@ class Tabletop(gym.vector.VectorEnv):
         self._limits = np.array([task.time_limit for task in tasks])
         self._holds = np.array([task.hold for task in tasks])
         self.time_limit = int(self._limits.max())
-        self._goal = any(task.goal for task in tasks)
+        self._goal = any(task.goals for task in tasks)
         self.embodiment = self._spec()
         self._spaces()
         # What each lane saw last. Kept, because a lane that diverged has to show where its decision started.

@@ -57,13 +57,19 @@ def test_opening_and_servo_angle_invert_each_other() -> None:
     assert arm.servo(np.zeros(6))[-1] == arm.GRIPPER_RANGE[0] and arm.servo(np.ones(6))[-1] == arm.GRIPPER_RANGE[1]
 
 
-def test_the_fingers_are_parallel_around_an_object(model: mujoco.MjModel) -> None:
+def test_fingers_are_parallel_around_an_object_and_meet_when_closed(model: mujoco.MjModel) -> None:
     data = mujoco.MjData(model)
-    mujoco.mj_forward(model, data)  # every hinge at 0, the gripper's too
+    half = model.geom("fixed_finger").size[1]
+    data.joint(arm.GRIPPER).qpos = 0.247
+    mujoco.mj_forward(model, data)  # the other hinges at 0: the hand's axes are the world's
     fixed, moving = data.geom("fixed_finger"), data.geom("moving_finger")
     np.testing.assert_allclose(fixed.xmat, moving.xmat, atol=1e-12)
-    gap = moving.xpos[1] - fixed.xpos[1] - 2 * model.geom("fixed_finger").size[1]
-    assert gap == pytest.approx(2 * scene.HALF_HEIGHT)
+    assert moving.xpos[1] - fixed.xpos[1] - 2 * half == pytest.approx(2 * scene.HALF_HEIGHT)
+    assert (moving.xpos[1] + fixed.xpos[1]) / 2 == pytest.approx(arm.GRASP)
+    data.joint(arm.GRIPPER).qpos = arm.GRIPPER_RANGE[0]
+    mujoco.mj_forward(model, data)
+    corner = moving.xpos + moving.xmat.reshape(3, 3) @ [model.geom("moving_finger").size[0], -half, 0]
+    assert corner[1] - (fixed.xpos[1] + half) == pytest.approx(0, abs=1e-3)
 
 
 def test_an_unknown_action_is_refused_in_words() -> None:
