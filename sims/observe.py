@@ -49,11 +49,11 @@ def object_names(tasks: Sequence[str], goal: bool) -> tuple[str, ...]:
     )
 
 
-def objects(view: View, task: np.ndarray, tasks: int, goal: bool) -> np.ndarray:
+def objects(view: View, task: np.ndarray, goals: np.ndarray) -> np.ndarray:
     """Where things are [n, O]: the named object, then the others, from the tip, m.
 
-    Then the named object's yaw against the closing direction, four-fold as a cube is; the goal from the named object, m;
-    and which task is played, one-hot, where there are several.
+    Then the named object's yaw against the closing direction, four-fold as a cube is; the goal from the named object, m,
+    where any of the tasks has one (`goals`, bool per task); and which task is played, one-hot, where there are several.
     """
     n = len(view.named)
     rows = np.arange(n)[:, None]
@@ -61,8 +61,8 @@ def objects(view: View, task: np.ndarray, tasks: int, goal: bool) -> np.ndarray:
     relative = view.objects[rows, order, :3] - view.tip[:, None]  # [n, 3, 3]
     yaw = 4 * (view.target[:, 3] - view.jaw_yaw)
     parts = [relative.reshape(n, 9), np.sin(yaw), np.cos(yaw)]
-    if goal:
-        parts.append(view.goal - view.target[:, :2])
-    if tasks > 1:
-        parts.append(np.eye(tasks)[task])
+    if goals.any():
+        parts.append(np.where(goals[task][:, None], view.goal - view.target[:, :2], 0.0))
+    if len(goals) > 1:
+        parts.append(np.eye(len(goals))[task])
     return np.column_stack(parts)

@@ -91,7 +91,7 @@ class Tabletop(gym.vector.VectorEnv):
         self._limits = np.array([task.time_limit for task in tasks])
         self._holds = np.array([task.hold for task in tasks])
         self.time_limit = int(self._limits.max())
-        self._goal = any(task.goals for task in tasks)
+        self._goals = np.array([bool(task.goals) for task in tasks])
         self.embodiment = self._spec()
         self._spaces()
         # What each lane saw last. Kept, because a lane that diverged has to show where its decision started.
@@ -282,7 +282,7 @@ class Tabletop(gym.vector.VectorEnv):
 
     def _spec(self) -> Spec:
         names = tuple(task.name for task in self.tasks)
-        objects = observe.object_names(names, self._goal)
+        objects = observe.object_names(names, bool(self._goals.any()))
         return Spec(
             robot=arm.NAME,
             tasks=names,
@@ -314,7 +314,7 @@ class Tabletop(gym.vector.VectorEnv):
         state = self.engine.state[lanes]
         task = self.scene[lanes, scene.TASK].astype(int)
         proprioception = observe.proprioception(seen, self.engine.qvel(state))
-        objects = observe.objects(seen, task, len(self.tasks), self._goal)
+        objects = observe.objects(seen, task, self._goals)
         held = self._count[lanes, _HELD] / self._holds[task]
         self._privileged[lanes] = np.column_stack([proprioception, objects, held])
         self._state[lanes] = np.column_stack([proprioception, objects]) if self._state_objects else proprioception
