@@ -45,7 +45,7 @@ class Columns:
     def _manifest(self, name: str) -> dict[str, Any]:
         path = self._folder / name / "COLUMN.json"
         if not self._files.exists(path):
-            raise KeyError(
+            raise ValueError(
                 f"No column '{name}' in {self._folder}. Present: "
                 f"{', '.join(self.names) or 'none'}. 'embodied score' writes one."
             )
@@ -98,7 +98,7 @@ class Columns:
         path = self._folder / name / f"{id}.npy"
         if not self._files.exists(path):
             self._manifest(name)
-            raise KeyError(f"Column '{name}' has no values for episode '{id}'. 'embodied score' adds what is missing.")
+            raise ValueError(f"Column '{name}' has no values for episode '{id}'. 'embodied score' adds what is missing.")
         content = self._files.read(path)
         if google_crc32c.value(content[:-4]) != int.from_bytes(content[-4:], "little") or len(content) < 5:
             raise DamageError(f"Column '{name}', episode '{id}': {path} is damaged. Write the column again.")

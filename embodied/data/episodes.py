@@ -8,7 +8,6 @@ from pathlib import Path
 import google_crc32c
 
 from ..journal import Files, seal, unseal
-from ..types import Episode
 from . import layout
 from .index import Row
 
@@ -62,12 +61,6 @@ def load(files: Files, folder: Path) -> tuple[Row, layout.Head, layout.Tables]:
             raise DamageError(f"Episode '{folder.name}': {name} is damaged ({len(content)} bytes, {size} were written).")
         contents[name] = content
     return Row(**facts["row"]), layout.head(facts["head"]), layout.decode(contents)
-
-
-def read(files: Files, folder: Path) -> Episode:
-    """Read an episode whole."""
-    _, head, tables = load(files, folder)
-    return layout.join(head, tables)
 
 
 def _folders(folder: Path, contents: dict[str, bytes]) -> list[Path]:

@@ -34,8 +34,8 @@ class Row(NamedTuple):
     seed: int
     length: int
     """Frames."""
-    pictures: int
-    """Rows with pictures."""
+    starts: int
+    """Frames that a decision can start from: those with pictures, or all where there are no cameras."""
     decisions: int
     success: bool
     terminated: bool
@@ -65,7 +65,7 @@ def summarise(episode: Episode, facts: dict[str, Any], *, id: str, sequence: int
         prompt=episode.prompt,
         seed=int(episode.seed),
         length=episode.length,
-        pictures=len(episode.image_rows),
+        starts=int((episode.image_rows < episode.length).sum()) if episode.images else episode.length,
         decisions=len(episode.frame),
         success=bool(episode.success),
         terminated=bool(episode.terminated),

@@ -13,7 +13,7 @@ Chunks that happen to be zero are written, and a missing one is an error, so tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,6 +63,15 @@ def head(facts: dict[str, Any]) -> Head:
     return Head(**{**facts, "cameras": cameras, "scene": None if scene is None else tuple(scene)})
 
 
+def stacks(cameras: Iterable[tuple[str, int, int]]) -> dict[str, tuple[str, ...]]:
+    """Say which cameras, given as (name, height, width), share an array of pictures, and in which order."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, height, width in sorted(cameras):
+        size = f"images/{height}x{width}"
+        found[size] = (*found.get(size, ()), name)
+    return found
+
+
 def split(episode: Episode) -> tuple[Head, Tables]:
     """Lay an episode out as records and stacked pictures."""
     frames = _records(
@@ -82,10 +91,7 @@ def split(episode: Episode) -> tuple[Head, Tables]:
     if len(episode.frame):
         traced = {} if episode.trace is None else {f"trace_{k}": v for k, v in vars(episode.trace).items()}
         tables["decisions"] = _records(frame=episode.frame, executed=episode.executed, chunk=episode.chunk, **traced)
-    cameras: dict[str, tuple[str, ...]] = {}
-    for name, pictures in episode.images.items():
-        size = f"images/{pictures.shape[1]}x{pictures.shape[2]}"
-        cameras[size] = (*cameras.get(size, ()), name)
+    cameras = stacks((name, *pictures.shape[1:3]) for name, pictures in episode.images.items())
     for size, names in cameras.items():
         tables[size] = np.stack([episode.images[name] for name in names], axis=1)  # [I, C, h, w, 3]
     described = Head(

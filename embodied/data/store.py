@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,7 @@ import numpy as np
 
 from ..journal import Files, seal
 from ..types import Episode, Observation, Spec
-from . import episodes
+from . import episodes, layout
 from .columns import Columns
 from .draft import observed
 from .index import Index, Row
@@ -63,6 +63,7 @@ class Store:
         self.columns = Columns(path / "columns", files=files)
         self._files, self._writer = files, writer
         self._index = _reader(files, path) if writer is None else writer.index
+        self._listed: tuple[Mapping[str, Row], tuple[Row, ...]] = ({}, ())
 
     @classmethod
     def create(cls, path: str | Path, spec: Spec, *, horizon: int | None = None, files: Files | None = None) -> Store:
@@ -107,7 +108,10 @@ class Store:
     @property
     def rows(self) -> tuple[Row, ...]:
         """What can be known of every episode without reading it, in order of commit."""
-        return tuple(self._index.rows.values())
+        rows = self._index.rows
+        if rows is not self._listed[0]:
+            self._listed = (rows, tuple(rows.values()))
+        return self._listed[1]
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -125,17 +129,29 @@ class Store:
         """Look an episode up."""
         rows = self._index.rows
         if id not in rows:
-            raise KeyError(f"No episode '{id}' in {self.path}, which holds {len(rows)}; `ids` lists them.")
+            raise ValueError(f"No episode '{id}' in {self.path}, which holds {len(rows)}; `ids` lists them.")
         return rows[id]
 
     def read(self, id: str) -> Episode:
         """Read one episode; DamageError if a file of it is not what was written. Late labels are in `success`."""
+        head, tables = self._load(id)
+        return replace(layout.join(head, tables), success=self.row(id).success)
+
+    def load(self, id: str) -> layout.Tables:
+        """Read one episode as tables."""
+        return self._load(id)[1]
+
+    def _load(self, id: str) -> tuple[layout.Head, layout.Tables]:
         row = self.row(id)
         try:
-            return replace(episodes.read(self._files, episodes.home(self.path, row)), success=row.success)
+            return episodes.load(self._files, episodes.home(self.path, row))[1:]
         except episodes.DamageError:
             self.row(id)  # gone while it was read: evicted, not damaged
             raise
+
+    @property
+    def cameras(self) -> tuple[tuple[str, int, int], ...]:
+        return self.spec.cameras
 
     # write
 

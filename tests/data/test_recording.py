@@ -220,5 +220,5 @@ def test_columns_lie_beside_the_episodes(store: Store) -> None:
         store.write_column("value", [(ids[1], np.ones(3))], made)
     with pytest.raises(ValueError, match="finite"):
         store.write_column("value", [(ids[1], np.full(4, np.nan))], made)
-    with pytest.raises(KeyError, match="No column 'value'"):
+    with pytest.raises(ValueError, match="No column 'value'"):
         store.columns.read("value", ids[0])

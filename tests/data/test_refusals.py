@@ -72,8 +72,8 @@ def test_a_path_that_is_no_store_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_episode_is_refused(tmp_path: Path) -> None:
     with Store.create(tmp_path / "s", SPEC) as store:
-        expect(KeyError, "No episode 'x'", store.read, "x")
-        expect(KeyError, "No episode 'x'", store.label, "x", True)
+        expect(ValueError, "No episode 'x'", store.read, "x")
+        expect(ValueError, "No episode 'x'", store.label, "x", True)
 
 
 def test_a_reader_does_not_write(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_readers_see_whole_episodes_during_commits_and_evictions(tmp_path: Path)
                     try:
                         assert_equal(reader.read(row.id), episode_of(row.seed))
                         reads.append(row.id)
-                    except KeyError:
+                    except ValueError:
                         continue  # evicted meanwhile
                     except BaseException as error:
                         wrong.append(error)
