@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import schema
+from . import report, schema
 from .compose import Rule, compose, dump_yaml, experiment, jobs, load_yaml, resolve
 from .errors import UsageError
 from .run import CONFIG, RUNS, CommandSettings, Run, prepare
@@ -60,11 +60,14 @@ def launch(
             prepare(folder, settings)
             with Run(folder, command, settings, resume=settings.resume) as run:
                 execute(settings, run)
+            print(f"report: {report.write(folder)}", flush=True)
         except (ValueError, RuntimeError) as error:
             if len(plans) == 1:
                 raise
             print(f"embodied: {folder}: {error}", file=sys.stderr)
             failed += 1
+    if options.sweep:
+        print(report.table(RUNS / name), f"report: {report.write_sweep(RUNS / name)}", sep="\n")
     return 1 if failed else 0
 
 

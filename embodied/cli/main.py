@@ -19,7 +19,6 @@ COMMANDS = {
     "eval": "evaluate a checkpoint",
     "report": "rebuild a run's report.html",
     "bench": "measure this machine",
-    "data": "look at, check, repair and convert stores",
     "doctor": "say what works here",
 }
 """Command to its one-line description; command X lives in the module `embodied.cli.X`, as `main(arguments)`."""

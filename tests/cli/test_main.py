@@ -55,7 +55,8 @@ def run(*words: str) -> int:
 
 def test_a_finished_command_exits_with_0_and_leaves_its_folder() -> None:
     assert run("run.name=a", "seed=3") == 0
-    assert sorted(p.name for p in Path("runs/a").iterdir()) == ["config.yaml", "metrics.jsonl", "summary.json"]
+    names = ["config.yaml", "media", "metrics.jsonl", "report.html", "summary.json"]
+    assert sorted(p.name for p in Path("runs/a").iterdir()) == names
     assert "seed: 3\n" in Path("runs/a/config.yaml").read_text()
 
 

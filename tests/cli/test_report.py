@@ -1,0 +1,110 @@
+"""The page of a run: what it shows, and that it needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from embodied.cli import curves, main, report
+from embodied.metrics import wilson
+
+from .test_run import make
+
+
+def finished(folder: Path, *, seed: int = 0, end: int = 250) -> Path:
+    """A run that improved from 128 of 256 to `end`."""
+    with make(folder, seed=seed, prompt="<b>not bold</b>") as run:
+        run.log(50, "sft", {"loss/policy": 0.5}, policy_version=0)
+        run.evaluation("sft", "all", policy_version=0, sampler="ode", episodes=256, successes=128)
+        for update in range(1, 6):
+            run.env_steps = 1000 * update
+            figures = {
+                "episode/success": 0.1 * update,
+                "episode/count": 10.0,
+                "loss/policy": 1 / update,
+                "ratio/first": 0.0,
+            }
+            figures |= {"time/act_s": 0.0, "time/step_s": 0.0, "time/update_s": 0.0}
+            if update in (2, 4):
+                figures |= {"eval/success": 0.2 * update, "eval/count": 40.0}
+            run.log(update, "rl", figures, policy_version=update)
+        run.evaluation("final", "all", policy_version=5, sampler="ode", episodes=256, successes=end)
+        run.figures |= {"final/all": end / 256}
+        run.finish()
+    (run.media / "after.mp4").write_bytes(b"")
+    (run.media / "first_batch.png").write_bytes(b"")
+    return folder
+
+
+def test_the_page_shows_start_end_curves_videos_figures_and_settings(tmp_path: Path) -> None:
+    page = report.write(finished(tmp_path / "a")).read_text()
+    low, high = wilson(250, 256)
+    assert "50.0%" in page and "97.7%" in page and f"{low:.1%} \N{EN DASH} {high:.1%}" in page
+    assert page.count("<svg") == 2  # the learning curve, and loss/policy; what never changed is told in words
+    assert re.search(r"Constant throughout: ratio/first 0, ", page)
+    assert '<video src="media/after.mp4"' in page and '<img src="media/first_batch.png"' in page
+    assert "final/all" in page and "0.9766" in page
+    assert "&lt;b&gt;not bold&lt;/b&gt;" in page and "<b>not bold" not in page
+    assert (tmp_path / "a" / "media" / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_page_refers_to_nothing_outside_its_folder(tmp_path: Path) -> None:
+    page = report.write(finished(tmp_path / "a")).read_text()
+    assert (
+        re.findall(r"""(?:src|href|action)\s*=\s*["'](?:https?:|//)|@import|url\(\s*["']?(?:https?:|//)""", page) == []
+    )
+    assert "<script" not in page
+
+
+def test_training_and_evaluated_success_are_apart_with_their_own_intervals(tmp_path: Path) -> None:
+    records = report.read_metrics(finished(tmp_path / "a") / "metrics.jsonl")
+    train, test = curves.success_points(records, "episode"), curves.success_points(records, "eval")
+    assert [p.steps for p in train] == [1000, 2000, 3000, 4000, 5000] and [p.steps for p in test] == [2000, 4000]
+    assert (train[0].low, train[0].high) == wilson(1, 10)
+    assert (test[1].low, test[1].high) == wilson(32, 40)
+
+
+def test_a_run_that_has_not_finished_gets_what_there_is(tmp_path: Path) -> None:
+    with make(tmp_path / "a"):
+        pass
+    assert "not finished" in report.write(tmp_path / "a").read_text()
+    with make(tmp_path / "b") as run:
+        run.log(1, "rl", {"loss/policy": float("nan")}, policy_version=1)
+    assert "not finished" in report.write(tmp_path / "b").read_text()
+
+
+def test_the_command_rebuilds_a_page_by_folder_or_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = finished(tmp_path / "runs" / "a")
+    for given in ("a", "runs/a", str(folder)):
+        assert main.main(["report", given]) == 0
+        (folder / "report.html").unlink()
+    capsys.readouterr()
+    assert main.main(["report", "b"]) == 1
+    assert "embodied: b is no run's folder: it holds no config.yaml." in capsys.readouterr().err
+    assert main.main(["report"]) == 2
+
+
+def test_a_sweep_gets_a_row_per_run_with_median_and_minimum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for job, end in enumerate((240, 256, 250)):
+        finished(tmp_path / "s" / str(job), seed=job, end=end)
+    assert main.main(["report", str(tmp_path / "s")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["job", "seed", "wall_s", "final/all"]
+    assert [line[-1] for line in lines[1:6]] == ["0.9375", "1", "0.9766", "0.9766", "0.9375"]
+    page = (tmp_path / "s" / "report.html").read_text()
+    assert all(f'href="{job}/report.html"' in page for job in range(3))
+
+
+def test_the_table_of_runs_that_failed_has_gaps(tmp_path: Path) -> None:
+    finished(tmp_path / "s" / "0")
+    with make(tmp_path / "s" / "1"):
+        pass
+    rows = report.table(tmp_path / "s").splitlines()
+    assert rows[2].split() == ["1", "-", "0", "-"]
+    assert json.loads((tmp_path / "s" / "0" / "summary.json").read_text())["figures"] == {"final/all": 250 / 256}
