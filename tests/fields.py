@@ -77,3 +77,44 @@ class ShiftedGaussian(nn.Module):
         return actions
 
     def fit_statistics(self, states: np.ndarray, actions: np.ndarray) -> None: ...
+
+
+class Toy(nn.Module):
+    """A flow policy with everything that can go wrong: padding dims, an encoder, dropout, statistics."""
+
+    def __init__(
+        self, spec: Spec, horizon: int = 3, *, padding: int = 2, frozen_prefix: bool = False, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.spec, self.horizon, self.action_dim = spec, horizon, spec.action_dim + padding
+        self.prefix_dim, self.feature_dim, self.frozen_prefix = 6, 8, frozen_prefix
+        self.encoder = nn.Linear(spec.state_dim, 6)
+        self.encoder.requires_grad_(not frozen_prefix)
+        self.dropout = nn.Dropout(dropout)
+        self.hidden = nn.Linear(self.action_dim + 7, 8)
+        self.mix = nn.Linear(horizon * 8, horizon * 8)
+        self.readout = nn.Linear(8, self.action_dim)
+        self.register_buffer("scale", torch.full((spec.action_dim,), 2.0))
+        self.scale: Tensor
+
+    def encode(self, obs: Observation) -> Tensor:
+        return torch.tanh(self.encoder(obs.state))
+
+    def prefix_features(self, context: Tensor) -> Tensor:
+        return context
+
+    def velocity(self, x: Tensor, t: Tensor, context: Tensor) -> Velocity:
+        shared = torch.cat([context, t[:, None]], -1)[:, None].expand(-1, self.horizon, -1)
+        h = self.dropout(torch.tanh(self.hidden(torch.cat([x, shared], -1))))
+        features = torch.tanh(self.mix(h.flatten(1))).unflatten(1, (self.horizon, 8))
+        return Velocity(v=self.readout(features), features=features)
+
+    def normalise(self, actions: Tensor) -> Tensor:
+        padding = torch.zeros(*actions.shape[:-1], self.action_dim - self.spec.action_dim)
+        return torch.cat([actions / self.scale, padding], -1)
+
+    def unnormalise(self, actions: Tensor) -> Tensor:
+        return actions[..., : self.spec.action_dim] * self.scale
+
+    def fit_statistics(self, states: np.ndarray, actions: np.ndarray) -> None:
+        self.scale.copy_(torch.as_tensor(np.abs(actions).max(0)))
