@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,17 @@ def compose[Settings](
     settings = schema.read(kind, resolve(_over_defaults(data, kind)))
     check(settings, rules)
     return settings
+
+
+def files(kind: type, name: str, folder: Path | None = None) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """What `name`.yaml holds by itself, and what each group of files and plug-ins offers."""
+    from hydra import compose as hydra_compose
+
+    with _hydra(folder) as loader:
+        data = resolve(_compose_groups(loader, name, [], kind))
+        chosen = hydra_compose(name, return_hydra_config=True).hydra.runtime.choices
+        groups = sorted({*(f.name for f in fields(kind)), *(g for g in chosen if "/" not in g)})
+        return data, {group: _offered(loader, group, kind) for group in groups}
 
 
 def check(settings: Any, rules: Sequence[Rule]) -> None:
@@ -159,7 +170,7 @@ def _is_group(loader: Any, override: Override, kind: type) -> bool:
     if (override.value or "").startswith("{"):
         return False
     parent, _, leaf = override.key.partition("@")[0].rpartition("/")
-    return leaf in loader.list_groups(parent) or _plugin_group(override, kind) != ""
+    return leaf in loader.list_groups(parent) or _plugin_group(override.key, kind) != ""
 
 
 def _compose_groups(loader: Any, name: str, chosen: Sequence[Override], kind: type) -> DictConfig:
@@ -180,21 +191,26 @@ def _compose_groups(loader: Any, name: str, chosen: Sequence[Override], kind: ty
     return data
 
 
-def _plugin_group(override: Override, kind: type) -> str:
-    """The entry-point group of the section that a word chooses, or nothing."""
-    part = schema.part_of(schema.hint_at(kind, {}, [override.key]))
+def _plugin_group(key: str, kind: type) -> str:
+    """The entry-point group of the section `key`, or nothing."""
+    part = schema.part_of(schema.hint_at(kind, {}, [key]))
     return part.group if part else ""
+
+
+def _offered(loader: Any, group: str, kind: type) -> list[str]:
+    """Names of a group's files and plug-ins."""
+    return sorted({*loader.get_group_options(group), *plugins.names(_plugin_group(group, kind))})
 
 
 def _is_bare_plugin(loader: Any, override: Override, kind: type) -> bool:
     """Whether the value names an installed plug-in that brings no file of its own."""
-    installed = plugins.names(_plugin_group(override, kind))
+    installed = plugins.names(_plugin_group(override.key, kind))
     return override.value in installed and override.value not in loader.get_group_options(override.key)
 
 
 def _refuse_unknown_choice(loader: Any, override: Override, kind: type) -> None:
     group = override.key.partition("@")[0]
-    options = sorted({*loader.get_group_options(group), *plugins.names(_plugin_group(override, kind))})
+    options = _offered(loader, group, kind)
     if override.value not in (*options, "null", None):
         suggestion = plugins.nearest(override.value or "", options)
         raise UsageError(f"No {group} named '{override.value}'.{suggestion} Available: {', '.join(options) or 'none'}.")

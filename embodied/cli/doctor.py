@@ -125,7 +125,7 @@ def gl() -> Finding:
     with ThreadPoolExecutor() as pool:
         found = dict(zip(order, pool.map(_draw, order), strict=True))
     working = {name: result for name, (works, result) in found.items() if works}
-    facts = {"backends": {name: {"works": works, "detail": result} for name, (works, result) in found.items()}}
+    facts: dict[str, Any] = {"backends": {name: {"works": works, "detail": result} for name, (works, result) in found.items()}}
     if not working:
         reasons = "; ".join(f"{name}: {result}" for name, (_, result) in found.items())
         return Finding(

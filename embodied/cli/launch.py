@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import report, schema
-from .compose import Rule, compose, dump_yaml, experiment, jobs, load_yaml, resolve
+from . import help, report, schema
+from .compose import Rule, compose, dump_yaml, experiment, files, jobs, load_yaml, resolve
 from .errors import UsageError
 from .run import CONFIG, RUNS, CommandSettings, Run, prepare
 
@@ -44,7 +44,7 @@ def launch(
     """
     options = parse_options(arguments)
     if options.help:
-        print(usage(command, kind, options.folder))
+        print(help.usage(command, kind, *files(kind, command, options.folder)))
         return 0
     words, name = _named(command, options)
     plans = []
@@ -94,25 +94,6 @@ def parse_options(arguments: Sequence[str]) -> Options:
         else:
             words.append(word)
     return Options(words, sweep, show, asked, folder)
-
-
-def usage(command: str, kind: type[CommandSettings], folder: Path | None) -> str:
-    """Help text: how settings are written, and all of them with their values."""
-    settings = compose(kind, command, [], folder=folder)
-    return "\n".join(
-        [
-            f"usage: embodied {command} [-m] [--cfg] [--config-dir DIR] [key=value ...]",
-            "",
-            "  -m                 one job per combination: seed=0,1,2",
-            "  --cfg              print the resolved settings and leave",
-            "  --config-dir DIR   a folder with configuration files of your own",
-            "",
-            "Lists are written 'key=[1, 2]', nothing is null, and text with special characters goes in quotes inside",
-            "the shell's: 'key=\"put it down, gently\"'. Settings and their values:",
-            "",
-            dump_yaml(settings),
-        ]
-    )
 
 
 def _named(command: str, options: Options) -> tuple[list[str], str]:

@@ -36,7 +36,9 @@ class RunSettings:
     name: str = ""
     """Folder under runs/; default <experiment or command>-<date-time>."""
     tensorboard: bool = False
+    """Whether TensorBoard files are written beside metrics.jsonl."""
     wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases: offline writes files to be synced later."""
     keep: int = 3
     """Checkpoints kept; 0 keeps all."""
 
@@ -47,7 +49,9 @@ class CommandSettings:
 
     run: RunSettings = RunSettings()
     resume: bool = False
+    """Continue the run `run.name` from its last checkpoint, with the settings it began with."""
     overwrite: bool = False
+    """Replace a run of the same name."""
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
 

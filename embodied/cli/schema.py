@@ -69,8 +69,10 @@ def read[Settings](schema: type[Settings], data: Mapping[str, Any], key: str = "
         hint = hints[field.name]
         if field.name in data:
             values[field.name] = convert(data[field.name], hint, path)
-        elif part := part_of(hint):
+        elif _required(field) and (part := part_of(hint)):
             values[field.name] = factory({}, part, path)
+        elif _required(field) and is_dataclass(hint) and isinstance(hint, type):
+            values[field.name] = read(hint, {}, path)
         elif _required(field):
             raise UsageError(f"{path} is missing: it wants {words(hint)}.")
     try:
@@ -151,10 +153,20 @@ def signature(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def part_of(hint: Any) -> Part | None:
-    """The `Part` that annotates a `Factory` field."""
-    if get_origin(hint) is Annotated:
-        return next((extra for extra in get_args(hint)[1:] if isinstance(extra, Part)), None)
+    """The `Part` that annotates a `Factory` field, optional or not."""
+    for option in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        for extra in get_args(option)[1:] if get_origin(option) is Annotated else ():
+            if isinstance(extra, Part):
+                return extra
     return None
+
+
+def bare(hint: Any) -> Any:
+    """An annotation without `Annotated[...]` and `| None`."""
+    if get_origin(hint) is Annotated:
+        return bare(get_args(hint)[0])
+    options = [o for o in get_args(hint) if o is not type(None)]
+    return bare(options[0]) if get_origin(hint) in (Union, types.UnionType) and len(options) == 1 else hint
 
 
 def convert(value: Any, hint: Any, key: str) -> Any:
@@ -169,7 +181,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
         if value in options and any(value == o and type(value) is type(o) for o in options):
             return value
         raise UsageError(
-            f"{key} wants {words(hint)}, got {_shown(value)}.{plugins.nearest(str(value), map(str, options))}"
+            f"{key} wants {words(hint)}, got {shown(value)}.{plugins.nearest(str(value), map(str, options))}"
         )
     if origin in (tuple, list, Sequence):
         return _convert_sequence(value, hint, key)
@@ -245,13 +257,13 @@ def _convert_union(value: Any, hint: Any, key: str) -> Any:
         except UsageError as error:
             if len([o for o in options if o is not type(None)]) == 1 and (is_dataclass(option) or part_of(option)):
                 raise error
-    raise UsageError(f"{key} wants {words(hint)}, got {_shown(value)}.")
+    raise UsageError(f"{key} wants {words(hint)}, got {shown(value)}.")
 
 
 def _convert_sequence(value: Any, hint: Any, key: str) -> Any:
     origin, options = get_origin(hint), get_args(hint)
     if not isinstance(value, (list, tuple)):
-        raise UsageError(f"{key} wants {words(hint)}, got {_shown(value)}. Write {key}=[{value}].")
+        raise UsageError(f"{key} wants {words(hint)}, got {shown(value)}. Write {key}=[{value}].")
     inner = list(options) or [Any]
     if origin is tuple and Ellipsis not in inner:
         if len(value) != len(inner):
@@ -273,17 +285,17 @@ def _convert_scalar(value: Any, hint: Any, key: str) -> Any:
     if type(value) is hint:
         return value
     quote = f" Put text in quotes: '{key}=\"{value}\"'." if hint is str and value is not None else ""
-    raise UsageError(f"{key} wants {words(hint)}, got {_shown(value)}.{quote}")
+    raise UsageError(f"{key} wants {words(hint)}, got {shown(value)}.{quote}")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as it is written in YAML and on the command line."""
     return json.dumps(value, default=repr, ensure_ascii=False)
 
 
 def _mapping(value: Any, hint: Any, key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise UsageError(f"{key} wants settings ({key}.<setting>=…), got {_shown(value)}.")
+        raise UsageError(f"{key} wants settings ({key}.<setting>=…), got {shown(value)}.")
     return value
 
 

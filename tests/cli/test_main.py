@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,7 +110,18 @@ def test_help_names_every_command_and_a_commands_help_every_setting(capsys: pyte
     assert all(f"\n  {name} " in listed for name in cli.COMMANDS)
     assert run("--help") == 0
     text = capsys.readouterr().out
-    assert "lanes: 8" in text and "blocks: 2" in text and "'key=[1, 2]'" in text
+    assert "lanes: 8" in text and "  blocks: 2" in text and "'key=[1, 2]'" in text
+    assert "  keep: 3  # Checkpoints kept; 0 keeps all." in text
+    assert "experiment=\N{HORIZONTAL ELLIPSIS}  one of big" in text and re.search(r"policy=.  one of .*flow_mlp", text)
+
+
+def test_help_says_what_a_setting_without_a_value_wants(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, line in (
+        ("collect", "store: <a path>  # Folder of the store"),
+        ("eval", "  path: <text>  # A run's folder"),
+    ):
+        assert cli.main([command, "--help"]) == 0
+        assert line in capsys.readouterr().out
 
 
 def test_every_command_listed_exists() -> None:
