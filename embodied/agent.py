@@ -69,6 +69,11 @@ class FlowAgent(nn.Module):
             context=context if explore and self.policy.frozen_prefix else None,
         )
 
+    @torch.no_grad()
+    def encode(self, obs: Observation) -> Context:
+        """Encode NumPy observations [B, ...] to keep, where the encoder does not train."""
+        return self.policy.encode(tree.to(obs, self.device))
+
     def field(self, context: Context) -> Field:
         """The velocity field with its context filled in."""
 

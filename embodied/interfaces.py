@@ -6,18 +6,20 @@ Axes and units are those of `types`; policies work on torch tensors, everything 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from .types import ActionChunk, ChunkResult, Episode, Observation, Spec, Transition
+from .types import ActionChunk, ChunkResult, Episode, Observation, Scenes, Spec, Transition
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Context = Any
 """A tree of tensors, batch axis first: what a policy needs to know of its observations. Cacheable, indexable,
 repeatable; detached where the encoder is frozen."""
+
+Precision = Literal["float32", "bfloat16"]
 
 
 class Velocity(NamedTuple):
@@ -52,6 +54,8 @@ class FlowPolicy(Protocol):
     """Width of `Velocity.features`."""
     frozen_prefix: bool
     """Whether `encode` is independent of every trainable parameter, so that its result may be kept."""
+    precision: Precision
+    """What the network computes in; weights, velocities and likelihoods are float32 in any case."""
 
     def encode(self, obs: Observation) -> Context:
         """Encode observations, on the policy's device, once per decision."""
@@ -132,6 +136,28 @@ class HasExpert(Protocol):
 
     def expert(self, lanes: np.ndarray) -> np.ndarray:
         """float32 [n, H, A]: the scripted expert's next actions; only the first is sure to fit if others are noisy."""
+        ...
+
+
+@runtime_checkable
+class HasScenes(Protocol):
+    """A vector env that can show labelled random scenes of its tasks."""
+
+    def scenes(self, seed: int) -> Scenes:
+        """One random scene per lane, a function of `seed` alone; the lanes' own episodes are not touched."""
+        ...
+
+
+@runtime_checkable
+class Perceives(Protocol):
+    """A policy that can be taught to see before it is taught to act."""
+
+    def prefix_modules(self) -> tuple[nn.Module, ...]:
+        """The parts that `perception_loss` trains."""
+        ...
+
+    def perception_loss(self, scenes: Scenes) -> tuple[Tensor, dict[str, float]]:
+        """How well the prefix knows what the instruction names, and figures to log."""
         ...
 
 

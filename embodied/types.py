@@ -119,6 +119,21 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class Scenes:
+    """Random scenes with labels, for perception: no actions, and no demonstrations, are in them."""
+
+    obs: Observation
+    """[B, ...]."""
+    targets: Array
+    """float32 [B, P, G]: what is to be known of each of P referents of the instruction (the object it names, the goal it
+    names): first its place from the tool, m, then whatever the simulator adds, unit scale."""
+    weight: Array
+    """float32 [B, P, G]: 0 where a number means nothing, as for the goal of an instruction without one."""
+    masks: dict[str, Array]
+    """Camera to bool [B, P, h, w]: the pixels of each referent."""
+
+
+@dataclass(frozen=True)
 class Trace:
     """The L stochastic denoising steps of a chunk: all that its likelihood needs.
 

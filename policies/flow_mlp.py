@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..interfaces import Velocity
+from ..interfaces import Precision, Velocity
 from ..types import Observation, Spec
 from .normalise import Normaliser
 
@@ -25,6 +25,7 @@ class FlowMLP(nn.Module):
             raise ValueError(f"horizon must be at least 1 action per chunk, got {horizon}.")
         self.spec, self.horizon, self.action_dim = spec, horizon, spec.action_dim
         self.prefix_dim, self.feature_dim, self.frozen_prefix = spec.state_dim, features, True
+        self.precision: Precision = "float32"
         self.normaliser = Normaliser(spec)
         self.embed = nn.Linear(horizon * spec.action_dim + spec.state_dim + 2 * len(_FREQUENCIES), width)
         self.blocks = nn.ModuleList(_Residual(width) for _ in range(blocks))

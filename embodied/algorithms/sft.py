@@ -39,7 +39,8 @@ class SFT:
         action = agent.policy.normalise(batch.chunk.actions.float())  # [B, H, A]
         noise = torch.randn(action.shape, generator=self.generator).to(action.device)
         t = draw_times(len(action), self.generator).to(action.device)
-        velocity = agent.policy.velocity(interpolate(action, noise, t), t, agent.policy.encode(batch.obs))
+        context = agent.policy.encode(batch.obs) if batch.chunk.context is None else batch.chunk.context
+        velocity = agent.policy.velocity(interpolate(action, noise, t), t, context)
         loss = matching_loss(velocity.v, action, noise, agent.element_mask(batch.executed)).mean()
         return loss, {"loss/policy": float(loss.detach())}
 

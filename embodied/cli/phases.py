@@ -12,7 +12,9 @@ import numpy as np
 
 from .. import checkpoint, learner
 from ..agent import FlowAgent
+from ..algorithms.perception import Perception
 from ..algorithms.sft import SFT
+from ..data.encoded import Encoded
 from ..data.experience import Demonstrations
 from ..data.store import Store
 from ..interfaces import Algorithm, VectorEnv
@@ -20,12 +22,13 @@ from ..rollout import record
 from ..rollout.collector import Collector
 from ..rollout.evaluate import evaluate
 from ..rollout.lanes import EpisodeEnd
+from ..rollout.scenes import ScenePool
 from ..types import Episode
 from .run import Run, patient
 
 SEED_SPAN = 10_000_000
 """Lane seeds that one training seed may use; the parts below never share a scene."""
-DEMONSTRATIONS, TRAINING, SELECTION, REPORTED = 0, 2_000_000, 4_000_000, 6_000_000
+DEMONSTRATIONS, TRAINING, SELECTION, REPORTED, SCENES = 0, 2_000_000, 4_000_000, 6_000_000, 8_000_000
 
 
 def lane_seed(seed: int, part: int) -> int:
@@ -67,15 +70,38 @@ def collect(env: VectorEnv, store: Path, *, episodes: int, noise: float, seed: i
     return recorded
 
 
-def fit_statistics(agent: FlowAgent, episodes: Sequence[Episode]) -> None:
-    """Give a policy the statistics of its demonstrations."""
-    agent.policy.fit_statistics(
-        np.concatenate([e.state[:-1] for e in episodes]), np.concatenate([e.action for e in episodes])
-    )
+def fit_statistics(agent: FlowAgent, episodes: Sequence[Episode], scenes: ScenePool | None = None) -> None:
+    """Give a policy the statistics of its demonstrations, and of the scenes it learns to see in."""
+    states = [e.state[:-1] for e in episodes] + ([] if scenes is None else [scenes.scenes.obs.state])
+    agent.policy.fit_statistics(np.concatenate(states), np.concatenate([e.action for e in episodes]))
+
+
+def perceive(algorithm: Perception, scenes: ScenePool, run: Run, *, steps: int, log_every: int = 25) -> None:
+    """Teach the policy's prefix to find what instructions name."""
+    with patient() as asked:
+
+        def log(step: int, metrics: dict[str, float]) -> None:
+            if step % log_every == 0:
+                show = tuple(metrics) if step % (4 * log_every) == 0 else ()
+                run.log(step, "perceive", metrics, policy_version=0, show=show)
+
+        learner.run(algorithm, scenes, start=0, steps=steps, log=log, checkpoint=lambda step, state: None, stopped=asked)
+        if asked():
+            raise Interrupted("Stopped while learning to see; there is no checkpoint of this phase, it starts again.")
+
+
+def demonstrations(
+    agent: FlowAgent, episodes: Sequence[Episode], *, batch_size: int, seed: int
+) -> Demonstrations | Encoded:
+    """Batches to imitate, encoded once where the encoder does not train."""
+    horizon = agent.policy.horizon
+    if agent.policy.frozen_prefix:
+        return Encoded(episodes, agent.encode, horizon=horizon, batch_size=batch_size, seed=seed)
+    return Demonstrations(episodes, horizon=horizon, batch_size=batch_size, seed=seed)
 
 
 def supervise(
-    algorithm: SFT, demonstrations: Demonstrations, run: Run, *, start: int, steps: int, save: Saver | None = None,
+    algorithm: SFT, demonstrations: Demonstrations | Encoded, run: Run, *, start: int, steps: int, save: Saver | None = None,
     stop_after_s: float | None = None, log_every: int = 50,
 ) -> int:  # fmt: skip
     """Train on demonstrations from step `start` up to `steps`, or for `stop_after_s` seconds; return the step reached."""

@@ -11,18 +11,19 @@ import torch
 
 from .. import checkpoint
 from ..agent import FlowAgent
-from ..data.experience import Demonstrations
 from ..data.store import Store
 from ..flow import Sampler
 from ..interfaces import VectorEnv
 from ..rollout.collector import Collector
-from . import media, phases
+from ..rollout.scenes import ScenePool
+from ..types import Episode
+from . import media, phases, report
 from .launch import launch
 from .load import adopt, pick_device
 from .run import CommandSettings, Run
 from .schema import Factory, Part, plain
 
-Phase = Literal["collect", "sft", "rl", "final"]
+Phase = Literal["collect", "perceive", "sft", "rl", "final"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,16 @@ class CollectSettings:
     """Successful episodes of every task."""
     noise: float = 0.1
     """Std of the expert's action noise, in half action ranges."""
+
+
+@dataclass(frozen=True)
+class PerceiveSettings:
+    """Learning to see in random scenes, before any action is imitated; for policies that can."""
+
+    steps: int = 0
+    """0 leaves the phase out."""
+    scenes: int = 8192
+    batch_size: int = 128
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,8 @@ class TrainSettings(CommandSettings):
     policy: Annotated[Factory, Part(group="embodied.policies", supplied=("spec",), beside=("path",))]
     sampler: Sampler = field(default_factory=Sampler)
     collect: CollectSettings = CollectSettings()
+    perception: Annotated[Factory, Part(target="embodied.algorithms.perception.Perception", supplied=("agent", "seed", "total_steps"))]
+    perceive: PerceiveSettings = PerceiveSettings()
     sft: Annotated[Factory, Part(target="embodied.algorithms.sft.SFT", supplied=("agent", "seed"))]
     supervise: SuperviseSettings = SuperviseSettings()
     algorithm: Annotated[Factory, Part(target="embodied.algorithms.pi_rl.PiRL", supplied=("agent", "seed"))]
@@ -106,7 +119,7 @@ def execute(settings: TrainSettings, run: Run) -> None:
     torch.manual_seed(settings.seed)
     run.device = pick_device(settings.device)
     training = Training(settings, run)
-    wanted = settings.phases or (("rl", "final") if training.pretrained else ("collect", "sft", "rl", "final"))
+    wanted = settings.phases or (("rl", "final") if training.pretrained else ("collect", "perceive", "sft", "rl", "final"))
     if "collect" in wanted or "sft" in wanted:
         training.supervise()
     training.report_start()
@@ -117,6 +130,7 @@ def execute(settings: TrainSettings, run: Run) -> None:
     if "final" in wanted:
         training.finish()
     run.finish()
+    report.write(run.folder)
 
 
 class Training:
@@ -151,10 +165,13 @@ class Training:
             return
         settings, run, seed = self.settings, self.run, self.settings.seed
         episodes = self._demonstrations()
-        phases.fit_statistics(self.agent, episodes)
+        if self.resumed is None:
+            self._perceive(episodes)
+        else:
+            self.agent.load_state_dict(self.resumed["algorithm"]["agent"])
         self.sft = settings.sft(agent=self.agent, seed=seed)
-        self.demonstrations = Demonstrations(
-            episodes, horizon=self.agent.policy.horizon, batch_size=settings.supervise.batch_size, seed=seed
+        self.demonstrations = phases.demonstrations(
+            self.agent, episodes, batch_size=settings.supervise.batch_size, seed=seed
         )
         step = self._restore("sft", self.sft, self.demonstrations)
         save = phases.Saver(run, self.agent, self.description, "sft")
@@ -209,7 +226,19 @@ class Training:
             self.run.figures["gain"] = rates["all"] - self.run.figures["sft/all"]
         media.film(self.settings.sim, self.agent, self.run.media / "after.mp4", seed=self._seed(phases.REPORTED))
 
-    def _demonstrations(self) -> list[Any]:
+    def _perceive(self, episodes: Sequence[Episode]) -> None:
+        """Fit statistics and, where asked to, learn to see."""
+        settings = self.settings.perceive
+        if not settings.steps:
+            phases.fit_statistics(self.agent, episodes)
+            return
+        seed = self._seed(phases.SCENES)
+        scenes = ScenePool(self.tests, count=settings.scenes, batch_size=settings.batch_size, seed=seed)
+        phases.fit_statistics(self.agent, episodes, scenes)
+        algorithm = self.settings.perception(agent=self.agent, seed=self.settings.seed, total_steps=settings.steps)
+        phases.perceive(algorithm, scenes, self.run, steps=settings.steps)
+
+    def _demonstrations(self) -> list[Episode]:
         store = self.run.folder / "demonstrations"
         if self.resumed is not None:
             with Store.open(store) as opened:
