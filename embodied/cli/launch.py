@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import help, report, schema
+from . import help, report, schema, sweep
 from .compose import Rule, compose, dump_yaml, experiment, files, jobs, load_yaml, resolve
 from .errors import UsageError
 from .run import CONFIG, RUNS, CommandSettings, Run, prepare
@@ -67,7 +67,8 @@ def launch(
             print(f"embodied: {folder}: {error}", file=sys.stderr)
             failed += 1
     if options.sweep:
-        print(report.table(RUNS / name), f"report: {report.write_sweep(RUNS / name)}", sep="\n")
+        print(sweep.tabulate(sweep.read(RUNS / name)).text())
+        print(f"report: {report.write_sweep(RUNS / name)}", flush=True)
     return 1 if failed else 0
 
 
@@ -133,8 +134,8 @@ def _refuse_changes(
     kind: type[CommandSettings], settings: CommandSettings, saved: Path, may_change: Sequence[str]
 ) -> None:
     """A run continues as it began: state in its checkpoints belongs to its settings."""
-    before = _flat(schema.plain(schema.read(kind, resolve(load_yaml(saved)))))
-    now = _flat(schema.plain(settings))
+    before = schema.flat(schema.plain(schema.read(kind, resolve(load_yaml(saved)))))
+    now = schema.flat(schema.plain(settings))
     free = ("run", "resume", "overwrite", "device", *may_change)
     changed = [
         f"{key}: {before.get(key)} there, {now.get(key)} here"
@@ -145,11 +146,3 @@ def _refuse_changes(
         raise UsageError(
             f"{saved.parent} was begun with other settings: {'; '.join(changed)}. Start a new run for them."
         )
-
-
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and value:
-        return {
-            k: v for name, inner in value.items() for k, v in _flat(inner, f"{key}.{name}" if key else name).items()
-        }
-    return {key: value}

@@ -1,20 +1,18 @@
 """`embodied report RUN`: one page for a person, that opens from disk with no network.
 
-A folder of runs (a sweep) gets a page with one row per run, their median and their minimum.
+A folder of runs (a sweep) gets a table of them.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import checkpoint
-from . import curves
+from . import curves, sweep
 from .errors import UsageError
-from .run import CONFIG, METRICS, RUNS, SUMMARY, read_metrics, write_whole
+from .run import CONFIG, METRICS, RUNS, read_metrics, write_whole
 
 PAGE = "report.html"
 NOT_DRAWN = ("episode/success", "eval/success", "episode/count", "eval/count", "episode/invalid", "eval/invalid")
@@ -34,12 +32,12 @@ def main(arguments: Sequence[str]) -> int:
     if (folder / CONFIG).is_file():
         print(write(folder))
         return 0
-    jobs = job_folders(folder)
+    jobs = sweep.read(folder)
     if not jobs:
         raise ValueError(f"{given} is no run's folder: it holds no {CONFIG}. Runs are kept under {RUNS}/.")
     for job in jobs:
-        write(job)
-    print(table(folder))
+        write(job.folder)
+    print(sweep.tabulate(jobs).text())
     print(write_sweep(folder))
     return 0
 
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 def write(folder: Path) -> Path:
     """Write a run's report.html and media/learning_curve.png; a run that has not finished gets what there is."""
     records = read_metrics(folder / METRICS)
-    summary = _summary(folder)
+    summary = sweep.summary(folder)
     media = folder / "media"
     media.mkdir(exist_ok=True)
     evaluations = summary.get("eval", [])
@@ -76,57 +74,9 @@ def write(folder: Path) -> Path:
 
 def write_sweep(folder: Path) -> Path:
     """Write the page of a folder of runs."""
-    jobs = job_folders(folder)
-    figures = _figure_names(jobs)
-    rows = [(job.name, _summary(job)) for job in jobs]
-    page = _render("sweep", name=folder.resolve().name, rows=rows, figures=figures, spread=_spread(jobs, figures))
-    write_whole(folder / PAGE, page)
+    table = sweep.tabulate(sweep.read(folder))
+    write_whole(folder / PAGE, _render("sweep", name=folder.resolve().name, table=table))
     return folder / PAGE
-
-
-def job_folders(folder: Path) -> list[Path]:
-    """The runs of a sweep, in the order of its jobs."""
-    found = [path for path in folder.iterdir() if (path / CONFIG).is_file()] if folder.is_dir() else []
-    return sorted(
-        found, key=lambda path: (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name)
-    )
-
-
-def table(folder: Path) -> str:
-    """The figures of a sweep as text: one line per job, then median and minimum."""
-    jobs = job_folders(folder)
-    names = _figure_names(jobs)
-    spread = _spread(jobs, names)
-    lines = [["job", "seed", "wall_s", *names]]
-    for job in jobs:
-        summary = _summary(job)
-        figures = summary.get("figures", {})
-        cells = [_number(figures[name]) if name in figures else "-" for name in names]
-        lines.append([job.name, str(summary.get("seed", "-")), _number(summary.get("wall_s", 0.0)), *cells])
-    lines += [[word, "", "", *(_number(spread[name][word]) for name in names)] for word in ("median", "minimum")]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-
-
-def _figure_names(jobs: Sequence[Path]) -> list[str]:
-    names: dict[str, None] = {}
-    for job in jobs:
-        names |= dict.fromkeys(_summary(job).get("figures", {}))
-    return list(names)
-
-
-def _spread(jobs: Sequence[Path], names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Median and minimum of every figure over the jobs that have it."""
-    found: dict[str, dict[str, float]] = {}
-    for name in names:
-        values = [f[name] for job in jobs if name in (f := _summary(job).get("figures", {}))]
-        found[name] = {"median": statistics.median(values), "minimum": min(values)}
-    return found
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    path = folder / SUMMARY
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _headline(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -174,9 +124,5 @@ def _render(page: str, **values: Any) -> str:
         loader=jinja2.PackageLoader(__package__, "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["percent"] = lambda value: f"{value:.1%}"
-    environment.filters["number"] = _number
+    environment.filters["number"] = sweep.cell
     return environment.get_template(f"{page}.html").render(**values)
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -51,7 +51,8 @@ class Factory:
     """Settings of `Part.beside` that were given."""
 
     def __call__(self, **supplied: Any) -> Any:
-        return self.function(**supplied, **self.settings)
+        settings = {k: v() if isinstance(v, Factory) else v for k, v in self.settings.items()}
+        return self.function(**supplied, **settings)
 
     @property
     def name(self) -> str:
@@ -92,6 +93,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def flat(value: Any, key: str = "") -> dict[str, Any]:
+    """Plain nested settings by their full keys."""
+    if isinstance(value, dict) and value:
+        return {k: v for name, inner in value.items() for k, v in flat(inner, _join(key, name)).items()}
+    return {key: value}
 
 
 def factory(data: Mapping[str, Any] | None, part: Part, key: str) -> Factory:
@@ -193,7 +201,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     if hint in (bool, int, float, str, Path, type(None)):
         return _convert_scalar(value, hint, key)
     if isinstance(value, Mapping) and "_target_" in value:
-        return factory(value, Part(), key)()
+        return factory(value, Part(), key)
     return value
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from embodied.cli import curves, main, report
+from embodied.cli import curves, main, report, sweep
 from embodied.metrics import wilson
 
 from .test_run import make
 
 
-def finished(folder: Path, *, seed: int = 0, end: int = 250) -> Path:
+def finished(folder: Path, *, seed: int = 0, end: int = 250, lanes: int = 8) -> Path:
     """A run that improved from 128 of 256 to `end`."""
-    with make(folder, seed=seed, prompt="<b>not bold</b>") as run:
+    with make(folder, seed=seed, lanes=lanes, prompt="<b>not bold</b>") as run:
         run.log(50, "sft", {"loss/policy": 0.5}, policy_version=0)
         run.evaluation("sft", "all", policy_version=0, sampler="ode", episodes=256, successes=128)
         for update in range(1, 6):
@@ -90,21 +89,30 @@ def test_the_command_rebuilds_a_page_by_folder_or_name(
     assert main.main(["report"]) == 2
 
 
-def test_a_sweep_gets_a_row_per_run_with_median_and_minimum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for job, end in enumerate((240, 256, 250)):
-        finished(tmp_path / "s" / str(job), seed=job, end=end)
+def test_a_sweep_gets_a_row_per_run_and_the_spread_over_seeds_of_every_variant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = {(8, 0): 240, (8, 1): 256, (8, 2): 250, (9, 0): 128, (9, 1): 130}
+    for job, ((lanes, seed), end) in enumerate(ends.items()):
+        finished(tmp_path / "s" / str(job), seed=seed, end=end, lanes=lanes)
     assert main.main(["report", str(tmp_path / "s")]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["job", "seed", "wall_s", "final/all"]
-    assert [line[-1] for line in lines[1:6]] == ["0.9375", "1", "0.9766", "0.9766", "0.9375"]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["job", "lanes", "seed", "wall_s", "final/all"]
+    assert rows[2][:3] == ["1", "8", "1"] and rows[2][-1] == "1"
+    assert [(row[0], row[1], row[-1]) for row in rows[6:10]] == [
+        ("median", "8", f"{250 / 256:.4g}"),
+        ("minimum", "8", f"{240 / 256:.4g}"),
+        ("median", "9", f"{129 / 256:.4g}"),
+        ("minimum", "9", f"{128 / 256:.4g}"),
+    ]
     page = (tmp_path / "s" / "report.html").read_text()
-    assert all(f'href="{job}/report.html"' in page for job in range(3))
+    assert all(f'href="{job}/report.html"' in page for job in range(5))
 
 
 def test_the_table_of_runs_that_failed_has_gaps(tmp_path: Path) -> None:
     finished(tmp_path / "s" / "0")
-    with make(tmp_path / "s" / "1"):
+    with make(tmp_path / "s" / "1", seed=1):
         pass
-    rows = report.table(tmp_path / "s").splitlines()
-    assert rows[2].split() == ["1", "-", "0", "-"]
-    assert json.loads((tmp_path / "s" / "0" / "summary.json").read_text())["figures"] == {"final/all": 250 / 256}
+    rows = [line.split() for line in sweep.tabulate(sweep.read(tmp_path / "s")).text().splitlines()]
+    assert rows[0] == ["job", "prompt", "seed", "wall_s", "final/all"]
+    assert rows[2] == ["1", "1", "-", "-"]  # an empty prompt
