@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-Tree = TypeVar("Tree")
 
 
-def map(function: Callable[..., Any], tree: Tree, *others: Any) -> Tree:
+
+def map[Tree](function: Callable[..., Any], tree: Tree, *others: Any) -> Tree:
     """Apply `function` to every leaf of `tree`, with the leaves at the same place of `others`."""
     node: Any = tree
     if node is None:
@@ -39,17 +39,17 @@ def leaves(tree: Any) -> list[Any]:
     return found
 
 
-def stack(trees: Sequence[Tree], axis: int = 0) -> Tree:
+def stack[Tree](trees: Sequence[Tree], axis: int = 0) -> Tree:
     """Stack equal trees along a new axis."""
     return map(lambda *xs: torch.stack(xs, axis) if torch.is_tensor(xs[0]) else np.stack(xs, axis), *trees)
 
 
-def concat(trees: Sequence[Tree], axis: int = 0) -> Tree:
+def concat[Tree](trees: Sequence[Tree], axis: int = 0) -> Tree:
     """Join equal trees along an existing axis."""
     return map(lambda *xs: torch.cat(xs, axis) if torch.is_tensor(xs[0]) else np.concatenate(xs, axis), *trees)
 
 
-def index(tree: Tree, at: Any) -> Tree:
+def index[Tree](tree: Tree, at: Any) -> Tree:
     """Index every leaf along its leading axes. Torch indices also select rows of NumPy (text) leaves."""
 
     def pick(leaf: Any) -> Any:
@@ -60,19 +60,19 @@ def index(tree: Tree, at: Any) -> Tree:
     return map(pick, tree)
 
 
-def repeat(tree: Tree, times: int) -> Tree:
+def repeat[Tree](tree: Tree, times: int) -> Tree:
     """Repeat each row of the batch axis `times` times, row by row: [B, ...] -> [B * times, ...]."""
     return map(
         lambda leaf: leaf.repeat_interleave(times, 0) if torch.is_tensor(leaf) else np.repeat(leaf, times, 0), tree
     )
 
 
-def flatten(tree: Tree, axes: int = 2) -> Tree:
+def flatten[Tree](tree: Tree, axes: int = 2) -> Tree:
     """Merge the first `axes` axes of every leaf: [D, N, ...] -> [D * N, ...]."""
     return map(lambda leaf: leaf.reshape(-1, *leaf.shape[axes:]), tree)
 
 
-def where(mask: Any, tree: Tree, other: Tree) -> Tree:
+def where[Tree](mask: Any, tree: Tree, other: Tree) -> Tree:
     """Take rows of `tree` where `mask` [B] holds and of `other` elsewhere."""
 
     def choose(a: Any, b: Any) -> Any:
@@ -82,7 +82,7 @@ def where(mask: Any, tree: Tree, other: Tree) -> Tree:
     return map(choose, tree, other)
 
 
-def to(tree: Tree, device: str | torch.device) -> Tree:
+def to[Tree](tree: Tree, device: str | torch.device) -> Tree:
     """Move NumPy or torch leaves to `device` as tensors; text stays NumPy. The only bridge to torch."""
 
     def move(leaf: Any) -> Any:
@@ -96,6 +96,6 @@ def to(tree: Tree, device: str | torch.device) -> Tree:
     return map(move, tree)
 
 
-def to_numpy(tree: Tree) -> Tree:
+def to_numpy[Tree](tree: Tree) -> Tree:
     """Bring every tensor back to NumPy."""
     return map(lambda leaf: leaf.detach().cpu().numpy() if torch.is_tensor(leaf) else leaf, tree)

@@ -50,7 +50,11 @@ def launch(
     plans = []
     for number, job in enumerate(jobs(words, options.sweep)):
         place = f"{name}/{number}" if options.sweep else name
-        plans.append(_plan(command, kind, job, place, options, rules, may_change))
+        plan = _plan(command, kind, job, place, options, rules, may_change)
+        plans += [plan] if not plan[0].variants else [
+            _plan(command, kind, [*job, *extra], f"{name}/{variant}-{number}", options, rules, may_change)
+            for variant, extra in _variants(plan[0], options).items()
+        ]
     if options.show:
         print("---\n".join(dump_yaml(settings) for settings, _ in plans), end="")
         return 0
@@ -70,6 +74,16 @@ def launch(
         print(sweep.tabulate(sweep.read(RUNS / name)).text())
         print(f"report: {report.write_sweep(RUNS / name)}", flush=True)
     return 1 if failed else 0
+
+
+def _variants(settings: CommandSettings, options: Options) -> dict[str, tuple[str, ...]]:
+    """The named variations of an experiment, which only a sweep runs."""
+    if not options.sweep:
+        raise UsageError(
+            f"This experiment is a set of {len(settings.variants)} variants ({', '.join(settings.variants)}); add -m to run "
+            "them all, or 'variants={}' for its base."
+        )
+    return settings.variants
 
 
 def parse_options(arguments: Sequence[str]) -> Options:

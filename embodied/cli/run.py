@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -48,6 +48,8 @@ class CommandSettings:
     """What every command that computes takes."""
 
     run: RunSettings = RunSettings()
+    variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Named variations, each some further words of the command line; -m runs them all, for every combination."""
     resume: bool = False
     """Continue the run `run.name` from its last checkpoint, with the settings it began with."""
     overwrite: bool = False

@@ -17,7 +17,7 @@ from ..interfaces import VectorEnv
 from ..rollout.collector import Collector
 from ..rollout.scenes import ScenePool
 from ..types import Episode
-from . import media, phases, report
+from . import media, phases
 from .launch import launch
 from .load import adopt, pick_device
 from .run import CommandSettings, Run
@@ -130,7 +130,6 @@ def execute(settings: TrainSettings, run: Run) -> None:
     if "final" in wanted:
         training.finish()
     run.finish()
-    report.write(run.folder)
 
 
 class Training:
