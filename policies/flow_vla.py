@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..interfaces import Velocity
+from ..interfaces import Precision, Velocity
 from ..types import Observation, Scenes, Spec
 from .flow_mlp import embed_time
 from .language import Instructions
@@ -52,6 +52,7 @@ class FlowVLA(nn.Module):
         self.prefix_dim, self.feature_dim = (slots + 2) * token, features
         self.expert = _Expert(spec, horizon, token=token, tokens=slots + 2, width=width, blocks=blocks, features=features)
         self.frozen_prefix = trainable == "expert"
+        self.precision: Precision = "float32"
         frozen = {"expert": self.prefix_modules(), "partial": (self.eyes, self.instructions), "all": ()}[trainable]
         for module in frozen:
             module.requires_grad_(False)

@@ -24,11 +24,14 @@ import torch
 from lerobot.policies.common.vla_utils import pad_vector
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 
 from ..interfaces import Context, Precision, Velocity
 from ..types import Observation, Spec
-from . import folders, lora
+from . import folders, instances, lora
 from .processors import TOKENIZER, Processors
 
 
@@ -67,6 +70,9 @@ class Family(Protocol):
     def prepare(config: Any, tokenizer: Path | None) -> None:
         """Adjust a configuration before the network is built from it; `tokenizer` is a local folder to use."""
         ...
+
+    @staticmethod
+    def write_random(folder: Path, spec: Spec, size: instances.Size, statistics: bool) -> None: ...
 
     def save_backbone(self, folder: Path) -> None:
         """Write beside the tokenizer what else the constructor would fetch from a hub."""
@@ -132,6 +138,8 @@ class LeRobotPolicy(nn.Module):
         folder = folders.find(path)
         self.config = folders.read_config(folder, self.kind)
         if horizon is not None:
+            if horizon < 1:
+                raise ValueError(f"horizon must be at least 1 action per chunk, got {horizon}.")
             self.config.chunk_size = horizon
             self.config.n_action_steps = min(self.config.n_action_steps, horizon)
         folders.fit_features(self.config, spec, folder)
@@ -199,6 +207,11 @@ class LeRobotPolicy(nn.Module):
         self.processors.fit(states, actions)
 
     # --------------------------------------------------------------------------------------------------- to LeRobot
+
+    @classmethod
+    def write_random(cls, folder: Path, spec: Spec, *, size: instances.Size = "toy", statistics: bool = True) -> None:
+        """Write a folder that builds this policy with random weights, at a size to measure or test."""
+        cls.family_class.write_random(folder, spec, size, statistics)
 
     def save(self, folder: Path, *, weights: bool = True) -> None:
         """Write a checkpoint that LeRobot's tools load, adapters merged; without weights, what rebuilds the policy."""

@@ -25,10 +25,10 @@ def merged(network: nn.Module) -> dict[str, Tensor]:
     state = dict(network.state_dict())
     if not any(".lora_" in name for name in state):
         return state
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import Linear
 
     for name, layer in network.named_modules():
-        if isinstance(layer, LoraLayer):
+        if isinstance(layer, Linear):
             name = name.replace(WRAPPED, "")
             for inner in [key for key in state if key.startswith(f"{name}.")]:
                 tensor = state.pop(inner)

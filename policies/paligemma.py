@@ -11,8 +11,12 @@ from lerobot.policies.common.vla_utils import make_att_2d_masks, prepare_attenti
 from torch import Tensor, nn
 
 from ..interfaces import Context
+from .instances import Size
 from .lerobot import Encoded, Inputs
 from .prefix import PrefixCache, recorded
+
+SIZES: dict[Size, tuple[int, int]] = {"toy": (8, 28), "mid": (16, 56), "full": (50, 224)}
+"""Chunk and picture size of random instances; LeRobot's constructors fix every width."""
 
 
 class PaliGemma:

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from lerobot.policies.pi0.configuration_pi0 import PI0Config
 from lerobot.policies.pi0.modeling_pi0 import PI0Policy
+from lerobot.policies.pi0.processor_pi0 import Pi0NewLineProcessor
+from lerobot.processor import ProcessorStep, RelativeActionsProcessorStep, TokenizerProcessorStep
 from torch import Tensor, nn
 
 from ..interfaces import Context
+from ..types import Spec
+from .instances import Size, byte_tokenizer, write
 from .lerobot import LeRobotPolicy
-from .paligemma import PaliGemma
+from .paligemma import SIZES, PaliGemma
+from .processors import TOKENIZER
 
 
 class _Pi0(PaliGemma):
+    @staticmethod
+    def write_random(folder: Path, spec: Spec, size: Size, statistics: bool) -> None:
+        def order(steps: Any, tokenizer: TokenizerProcessorStep) -> list[ProcessorStep]:
+            first = [steps.rename_observations, steps.add_batch_dim, Pi0NewLineProcessor(), tokenizer]
+            return [*first, steps.to_device, RelativeActionsProcessorStep(enabled=False), steps.normalize]
+
+        chunk, side = SIZES[size]
+        config = PI0Config(device="cpu", chunk_size=chunk, n_action_steps=chunk, image_resolution=(side, side))
+        byte_tokenizer().save_pretrained(folder / TOKENIZER)
+        write(folder, config, spec, order, padding="max_length", statistics=statistics)
+
     def embed(self, x: Tensor, t: Tensor, context: Context) -> tuple[Any, ...]:
         return self.model.embed_suffix(context["state"], x, t)
 

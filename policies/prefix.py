@@ -10,19 +10,22 @@ from transformers.cache_utils import Cache, DynamicLayer
 class _Layer(DynamicLayer):
     """One attention layer of a `PrefixCache`."""
 
-    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
+    def __init__(self, known: tuple[Tensor, Tensor] | None = None) -> None:
         super().__init__()
-        self.known = keys is not None and values is not None
-        if keys is not None and values is not None:
-            self.lazy_initialization(keys, values)
-            self.keys, self.values = keys, values
+        self.known = known
+        if known is not None:
+            self._keep(*known)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        if self.known:
-            return torch.cat([self.keys, key_states], -2), torch.cat([self.values, value_states], -2)
-        self.lazy_initialization(key_states, value_states)
-        self.keys, self.values = key_states, value_states
+        if self.known is not None:
+            keys, values = self.known
+            return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)
+        self._keep(key_states, value_states)
         return key_states, value_states
+
+    def _keep(self, keys: Tensor, values: Tensor) -> None:
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
 
 
 class PrefixCache(Cache):
@@ -38,10 +41,10 @@ class PrefixCache(Cache):
         if recorded is None:
             super().__init__(layer_class_to_replicate=_Layer)
         else:
-            super().__init__(layers=[_Layer(*layer.unbind(1)) for layer in recorded.unbind(1)])
+            super().__init__(layers=[_Layer((layer[:, 0], layer[:, 1])) for layer in recorded.unbind(1)])
 
 
 def recorded(cache: Cache) -> Tensor:
     """The keys and values of a filled cache as one tensor, [B, layers, 2, heads, P, D]."""
-    both = [part for layer in cache.layers for part in (layer.keys, layer.values)]
-    return torch.stack(both, 1).unflatten(1, (-1, 2))
+    both = [part for layer in cache.layers if isinstance(layer, DynamicLayer) for part in (layer.keys, layer.values)]
+    return torch.stack([part for part in both if part is not None], 1).unflatten(1, (-1, 2))

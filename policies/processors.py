@@ -127,7 +127,7 @@ class Processors(nn.Module):
         missing = [statistic for statistic in NEEDS[self.modes[name]] if statistic not in there]
         if missing and needed:
             raise RuntimeError(
-                f"The policy has no {' and '.join(missing)} of the {name}, which it normalises by. Fit them on demonstrations "
+                f"The policy has no statistics ({', '.join(missing)}) of the {name} to normalise by. Fit them on demonstrations "
                 "(phases with collect and sft) or take a checkpoint that has them."
             )
         return there

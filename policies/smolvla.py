@@ -8,12 +8,41 @@ from typing import Any
 
 import torch
 from lerobot.policies.common.vla_utils import make_att_2d_masks
+from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+from lerobot.processor import NewLineTaskProcessorStep, ProcessorStep, TokenizerProcessorStep
 from torch import Tensor, nn
+from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor
+from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
 
 from ..interfaces import Context
+from ..types import Spec
+from .instances import Size, byte_tokenizer, write
 from .lerobot import Encoded, Inputs, LeRobotPolicy
 from .prefix import PrefixCache, recorded
+from .processors import TOKENIZER
+
+
+def _text(hidden: int, inner: int, layers: int, heads: int, key_heads: int, head: int, vocabulary: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": key_heads, "head_dim": head, "vocab_size": vocabulary,
+    }  # fmt: skip
+
+
+def _vision(hidden: int, inner: int, layers: int, heads: int, side: int, patch: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "image_size": side, "patch_size": patch,
+    }  # fmt: skip
+
+
+_SIZES: dict[Size, tuple[int, int, dict[str, int], dict[str, int]]] = {
+    "toy": (8, 4, _text(64, 128, 4, 4, 2, 16, 300), _vision(48, 96, 2, 4, 32, 8)),
+    "mid": (16, 8, _text(320, 960, 8, 5, 5, 64, 300), _vision(256, 1024, 4, 4, 128, 16)),
+    "full": (50, 16, _text(960, 2560, 32, 15, 5, 64, 49280), _vision(768, 3072, 12, 12, 512, 16)),
+}
+"""Chunk, layers in use and the two backbones of random instances; 'full' is SmolVLM2-500M's."""
 
 
 class _SmolVLA:
@@ -29,6 +58,23 @@ class _SmolVLA:
         config.load_vlm_weights, config.prefix_length = False, -1  # the checkpoint has all weights; prefixes are not padded
         if tokenizer is not None:
             config.vlm_model_name = str(tokenizer)
+
+    @staticmethod
+    def write_random(folder: Path, spec: Spec, size: Size, statistics: bool) -> None:
+        def order(steps: Any, tokenizer: TokenizerProcessorStep) -> list[ProcessorStep]:
+            first = [steps.rename_observations, steps.add_batch_dim, NewLineTaskProcessorStep(), tokenizer]
+            return [*first, steps.to_device, steps.normalize]
+
+        chunk, layers, text, vision = _SIZES[size]
+        backbone = folder / TOKENIZER
+        sizes = {"text_config": {"model_type": "llama"} | text, "vision_config": vision, "scale_factor": 4 if size == "full" else 2}
+        SmolVLMConfig.from_dict(sizes).save_pretrained(backbone)
+        SmolVLMProcessor(SmolVLMImageProcessor(), byte_tokenizer(), SmolVLMVideoProcessor()).save_pretrained(backbone)
+        config = SmolVLAConfig(
+            device="cpu", chunk_size=chunk, n_action_steps=chunk, num_vlm_layers=layers, vlm_model_name=str(backbone),
+            resize_imgs_with_padding=(vision["image_size"], vision["image_size"]),
+        )  # fmt: skip
+        write(folder, config, spec, order, padding="longest", statistics=statistics)
 
     def save_backbone(self, folder: Path) -> None:
         self.both.config.save_pretrained(folder)

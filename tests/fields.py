@@ -58,6 +58,7 @@ class ShiftedGaussian(nn.Module):
         super().__init__()
         self.spec, self.horizon, self.action_dim = line(), 1, 1
         self.prefix_dim, self.feature_dim, self.frozen_prefix = 1, 1, True
+        self.precision = "float32"
         self.gaussian = gaussian
         self.theta = nn.Parameter(torch.tensor(theta))
 
@@ -88,6 +89,7 @@ class Toy(nn.Module):
         super().__init__()
         self.spec, self.horizon, self.action_dim = spec, horizon, spec.action_dim + padding
         self.prefix_dim, self.feature_dim, self.frozen_prefix = 6, 8, frozen_prefix
+        self.precision = "float32"
         self.encoder = nn.Linear(spec.state_dim, 6)
         self.encoder.requires_grad_(not frozen_prefix)
         self.dropout = nn.Dropout(dropout)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from embodied import plugins, tree
 from embodied.interfaces import FlowPolicy, Velocity
 from embodied.types import Observation, Spec
+from tests.policies import checkpoints
 
 SPEC = Spec(
     robot="contract", tasks=("reach", "push"), state_names=tuple("abcde"), action_names=("x", "y", "grip"),
@@ -41,12 +42,18 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def build(name: str, *, fitted: bool = True) -> Any:
-    """The policy as the command line builds it: (spec, horizon) and defaults."""
+    """The policy as the command line builds it: (spec, horizon) and defaults, or a small checkpoint where one is needed."""
     torch.manual_seed(0)
-    policy = plugins.load("embodied.policies", name)(SPEC, 4)
+    policy = make(name, SPEC, 4)
     if fitted:
         policy.fit_statistics(*data())
     return policy.eval()
+
+
+def make(name: str, spec: Spec, horizon: int) -> Any:
+    if name in checkpoints.FAMILIES:
+        return checkpoints.build(name, spec, horizon, statistics=False)
+    return plugins.load("embodied.policies", name)(spec, horizon)
 
 
 def at(policy: Any, batch: int = BATCH, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -174,7 +181,7 @@ class TestFlowPolicy:
 
     def test_an_impossible_horizon_is_refused(self, name: str) -> None:
         with pytest.raises(ValueError, match="horizon"):
-            plugins.load("embodied.policies", name)(SPEC, 0)
+            make(name, SPEC, 0)
 
 
 def _wake(policy: nn.Module) -> None:

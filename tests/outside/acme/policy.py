@@ -14,6 +14,7 @@ class Linear(nn.Module):
     """v = W [x, t, state]; raw units serve as normalised ones."""
 
     frozen_prefix = True
+    precision = "float32"
 
     def __init__(self, spec: Spec, horizon: int = 1) -> None:
         super().__init__()
