@@ -15,5 +15,5 @@ check: setup
 
 # Exact pins of everything, every platform, no addresses.
 lock:
-	uv pip compile -q pyproject.toml --extra dev --universal --python-version 3.12 --upgrade \
+	uv pip compile -q pyproject.toml --all-extras --universal --python-version 3.12 --upgrade \
 	    --no-annotate --no-header --no-emit-index-url --no-emit-find-links -o requirements.txt
