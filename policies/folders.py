@@ -29,11 +29,22 @@ def find(path: str) -> Path:
     try:
         return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.model"]))
     except (OSError, ValueError) as error:  # what the hub's client raises without network, or for a name that is none
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(
-            f"There is no folder {path}, and no hub gave a checkpoint of that name ({reason}). Give a local folder of "
+            f"There is no folder {path}, and no hub gave a checkpoint of that name ({_first_line(error)}). Give a local folder of "
             "LeRobot's: policy.path=<folder with config.json, model.safetensors, policy_preprocessor.json>."
         ) from error
+
+
+def unreachable(what: str, error: Exception) -> ValueError:
+    """What to say when something that a checkpoint refers to by name cannot be loaded."""
+    return ValueError(
+        f"{what} cannot be loaded: {_first_line(error)}. If it is on a hub that cannot be reached, give a local folder: "
+        "policy.tokenizer=<folder>."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def read_config(folder: Path, kind: str) -> PreTrainedConfig:

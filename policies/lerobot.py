@@ -244,8 +244,11 @@ class LeRobotPolicy(nn.Module):
         return self.family.blocks()
 
     def _build(self) -> Any:
-        with contextlib.redirect_stdout(io.StringIO()):  # LeRobot's constructors print
-            return self.network_class(self.config)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # LeRobot's constructors print
+                return self.network_class(self.config)
+        except OSError as error:
+            raise folders.unreachable(f"The backbone's configuration of this {self.kind} checkpoint", error) from error
 
     def _given(self, obs: Observation) -> dict[str, Tensor]:
         absent = [camera for camera in self.features if camera not in obs.images]

@@ -24,6 +24,8 @@ from lerobot.processor import (
 from lerobot.utils.constants import ACTION, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
 from torch import Tensor, nn
 
+from .folders import unreachable
+
 BEFORE, AFTER, TOKENIZER = "policy_preprocessor.json", "policy_postprocessor.json", "tokenizer"
 
 STATISTICS = ("mean", "std", "min", "max", "q01", "q10", "q90", "q99")
@@ -147,18 +149,11 @@ def _load(folder: Path, config: PreTrainedConfig, tokenizer: Path | None) -> tup
             folder, BEFORE, overrides=cpu | named, to_transition=batch_to_transition, to_output=transition_to_batch
         )
     except (OSError, ValueError, ImportError) as error:
-        raise ValueError(
-            f"The tokenizer of {folder} cannot be loaded: {_first_line(error)}. If it is on a hub that cannot be reached, give a "
-            "local folder: policy.tokenizer=<folder>."
-        ) from error
+        raise unreachable(f"The tokenizer of {folder}", error) from error
     after = PolicyProcessorPipeline.from_pretrained(
         folder, AFTER, overrides=cpu, to_transition=policy_action_to_transition, to_output=transition_to_policy_action
     )
     return before, after
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _statistics(steps: Sequence[Any], key: str) -> dict[str, Any]:
