@@ -6,6 +6,7 @@ A checkpoint is a folder `checkpoints/<version>/`:
     trainer.safetensors   every tensor and array of the trainer's state
     trainer.json          the rest of that state: its nesting, numbers and text
     policy.json           spec, architecture tag and constructor arguments
+    assets/               what else rebuilds the policy (tokenizer, configuration), where it has any
     complete              written last: a folder without it is no checkpoint
 
 It is written under a temporary name, flushed to disk, marked, renamed; only then does the file `last` name it. There is
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,12 @@ from torch import Tensor
 
 from .types import Spec
 
-MODEL, TRAINER, SKELETON, POLICY, COMPLETE, LAST = (
+MODEL, TRAINER, SKELETON, POLICY, ASSETS, COMPLETE, LAST = (
     "model.safetensors",
     "trainer.safetensors",
     "trainer.json",
     "policy.json",
+    "assets",
     "complete",
     "last",
 )
@@ -48,14 +51,18 @@ class Checkpoint:
     """The nested trainer state as it was saved; None if there was none."""
     policy: dict[str, Any]
     """Contents of policy.json."""
+    assets: Path | None = None
+    """Folder of what the policy wrote beside its weights."""
 
 
 def save(
-    folder: Path, version: int, model: dict[str, Tensor], trainer: Any, policy: dict[str, Any], *, keep: int = 0
-) -> Path:
+    folder: Path, version: int, model: dict[str, Tensor], trainer: Any, policy: dict[str, Any], *, keep: int = 0,
+    assets: Callable[[Path], None] | None = None,
+) -> Path:  # fmt: skip
     """Write `folder/<version>` whole or not at all, point `last` at it, keep the newest `keep` (0: all).
 
     `trainer` is any nesting of dicts, lists and tuples with tensors, NumPy arrays, numbers, text, booleans and None.
+    `assets` writes further files into the folder it is given.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _settle(folder)
@@ -67,7 +74,9 @@ def save(
     save_file(tensors, temporary / TRAINER)
     (temporary / SKELETON).write_text(json.dumps(skeleton))
     (temporary / POLICY).write_text(json.dumps(policy, indent=1))
-    for file in sorted(temporary.iterdir()):
+    if assets is not None:
+        assets(temporary / ASSETS)
+    for file in sorted(temporary.rglob("*")):
         _flush(file)
     (temporary / COMPLETE).touch()  # empty, so that it is there or not there, never half
     _flush(temporary)
@@ -87,6 +96,7 @@ def load(folder: Path, version: int | str = "last") -> Checkpoint:
         model=load_file(path / MODEL),
         trainer=_unflatten(json.loads((path / SKELETON).read_text()), tensors),
         policy=json.loads((path / POLICY).read_text()),
+        assets=path / ASSETS if (path / ASSETS).is_dir() else None,
     )
 
 

@@ -6,6 +6,7 @@ Axes and units are those of `types`; policies work on torch tensors, everything 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -79,6 +80,15 @@ class FlowPolicy(Protocol):
 
     def fit_statistics(self, states: np.ndarray, actions: np.ndarray) -> None:
         """Take normalisation from data: states [T, S] and actions [T, A], raw. They travel in the checkpoint."""
+        ...
+
+
+@runtime_checkable
+class Exports(Protocol):
+    """A policy that came in a format of its field and can be written in it again, for tools that know no other."""
+
+    def save(self, folder: Path, *, weights: bool = True) -> None:
+        """Write what `policy.path=folder` rebuilds; without weights where they are kept elsewhere."""
         ...
 
 

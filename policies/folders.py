@@ -16,7 +16,7 @@ from torch import nn
 
 from ..types import Spec
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer"
 APART = "weights_apart"
 """A mark in a folder without weights: they are loaded from somewhere else, or meant to be random."""
 
@@ -35,6 +35,14 @@ def find(path: str) -> Path:
         ) from error
 
 
+def tokenizer(folder: Path, given: str | None) -> Path | None:
+    """Where to take the tokenizer from: what a checkpoint of ours kept, else what was given, else by its name."""
+    kept = folder / TOKENIZER
+    if kept.is_dir() and (given is None or (folder / APART).is_file()):
+        return kept
+    return None if given is None else Path(given)
+
+
 def unreachable(what: str, error: Exception) -> ValueError:
     """What to say when something that a checkpoint refers to by name cannot be loaded."""
     return ValueError(
@@ -50,7 +58,7 @@ def _first_line(error: Exception) -> str:
 def read_config(folder: Path, kind: str) -> PreTrainedConfig:
     """Read config.json and prepare it for building on the CPU."""
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is no checkpoint of LeRobot's: it holds no config.json. A run of ours keeps one in its folder 'lerobot'.")
+        raise ValueError(f"{folder} is no checkpoint of LeRobot's: it holds no config.json. A run of ours keeps one in its folder 'exported'.")
     config = PreTrainedConfig.from_pretrained(folder)
     if config.type != kind:
         raise ValueError(f"{folder} is a checkpoint of type '{config.type}', not '{kind}'. Use policy={config.type}.")

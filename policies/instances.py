@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ..types import Spec
-from .folders import APART
-from .processors import AFTER, BEFORE, TOKENIZER
+from .folders import APART, TOKENIZER
+from .processors import AFTER, BEFORE
 
 Size = Literal["toy", "mid", "full"]
 

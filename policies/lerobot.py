@@ -32,7 +32,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from ..interfaces import Context, Precision, Velocity
 from ..types import Observation, Spec
 from . import folders, instances, lora
-from .processors import TOKENIZER, Processors
+from .processors import Processors
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,7 @@ class LeRobotPolicy(nn.Module):
             self.config.n_action_steps = min(self.config.n_action_steps, horizon)
         folders.fit_features(self.config, spec, folder)
         self.features = folders.map_cameras(self.config, spec, cameras)
-        kept = folder / TOKENIZER
-        backbone = Path(tokenizer) if tokenizer else kept if kept.is_dir() else None
+        backbone = folders.tokenizer(folder, tokenizer)
         self.family_class.prepare(self.config, backbone)
         folders.require_memory(folder)
         self.network = self._build()
@@ -217,7 +216,7 @@ class LeRobotPolicy(nn.Module):
         """Write a checkpoint that LeRobot's tools load, adapters merged; without weights, what rebuilds the policy."""
         folder.mkdir(parents=True, exist_ok=True)
         self.processors.save(folder)
-        self.family.save_backbone(folder / TOKENIZER)
+        self.family.save_backbone(folder / folders.TOKENIZER)
         if weights:
             self.network.save_pretrained(folder, state_dict=lora.merged(self.network))
         else:

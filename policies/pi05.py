@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ..interfaces import Context
 from ..types import Spec
+from .folders import TOKENIZER
 from .instances import Size, byte_tokenizer, write
 from .lerobot import LeRobotPolicy
 from .paligemma import SIZES, PaliGemma
-from .processors import TOKENIZER
 
 
 class _Pi05(PaliGemma):

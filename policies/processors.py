@@ -24,9 +24,9 @@ from lerobot.processor import (
 from lerobot.utils.constants import ACTION, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
 from torch import Tensor, nn
 
-from .folders import unreachable
+from .folders import TOKENIZER, unreachable
 
-BEFORE, AFTER, TOKENIZER = "policy_preprocessor.json", "policy_postprocessor.json", "tokenizer"
+BEFORE, AFTER = "policy_preprocessor.json", "policy_postprocessor.json"
 
 STATISTICS = ("mean", "std", "min", "max", "q01", "q10", "q90", "q99")
 NEEDS = {

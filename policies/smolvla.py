@@ -17,10 +17,10 @@ from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoPro
 
 from ..interfaces import Context
 from ..types import Spec
+from .folders import TOKENIZER
 from .instances import Size, byte_tokenizer, write
 from .lerobot import Encoded, Inputs, LeRobotPolicy
 from .prefix import PrefixCache, recorded
-from .processors import TOKENIZER
 
 
 def _text(hidden: int, inner: int, layers: int, heads: int, key_heads: int, head: int, vocabulary: int) -> dict[str, int]:

@@ -61,7 +61,8 @@ def rebuild(found: checkpoint.Checkpoint) -> FlowAgent:
     """Build the policy that policy.json describes and fill in its tensors."""
     record = found.policy
     network = plugins.load("embodied.policies", record["architecture"])
-    policy = network(checkpoint.spec_of(record), **record["arguments"])
+    here = {} if found.assets is None else {"path": str(found.assets)}  # not where it once came from
+    policy = network(checkpoint.spec_of(record), **record["arguments"] | here)
     agent = FlowAgent(policy, read(Sampler, record["sampler"], "sampler"))
     agent.load_state_dict(found.model)
     agent.version = found.version

@@ -17,7 +17,7 @@ from ..algorithms.sft import SFT
 from ..data.encoded import Encoded
 from ..data.experience import Demonstrations
 from ..data.store import Store
-from ..interfaces import Algorithm, VectorEnv
+from ..interfaces import Algorithm, Exports, VectorEnv
 from ..rollout import record
 from ..rollout.collector import Collector
 from ..rollout.evaluate import evaluate
@@ -54,8 +54,17 @@ class Saver:
             "phase": self.phase, "step": step, "algorithm": algorithm.state_dict(), "experience": experience.state_dict(),
             "env_steps": self.run.env_steps, "figures": dict(self.run.figures), "evaluations": self.run.evaluations,
         }  # fmt: skip
-        keep = self.run.keep
-        return checkpoint.save(self.run.checkpoints, version, algorithm.policy_state, trainer, self.description, keep=keep)
+        policy = self.agent.policy
+        return checkpoint.save(
+            self.run.checkpoints, version, algorithm.policy_state, trainer, self.description, keep=self.run.keep,
+            assets=(lambda folder: policy.save(folder, weights=False)) if isinstance(policy, Exports) else None,
+        )  # fmt: skip
+
+
+def export(agent: FlowAgent, run: Run) -> None:
+    """Hand a policy that came in a format of its own back in it, as `exported/` in the run's folder."""
+    if isinstance(agent.policy, Exports):
+        agent.policy.save(run.folder / "exported")
 
 
 def collect(env: VectorEnv, store: Path, *, episodes: int, noise: float, seed: int) -> list[Episode]:

@@ -75,6 +75,7 @@ def execute(settings: SftSettings, run: Run) -> None:
     while start < settings.steps:
         target = min(settings.steps, start + settings.save_every)
         start = phases.supervise(algorithm, demonstrations, run, start=start, steps=target, save=save)
+    phases.export(agent, run)
     run.finish()
 
 

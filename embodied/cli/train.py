@@ -224,6 +224,7 @@ class Training:
         if "sft/all" in self.run.figures:
             self.run.figures["gain"] = rates["all"] - self.run.figures["sft/all"]
         media.film(self.settings.sim, self.agent, self.run.media / "after.mp4", seed=self._seed(phases.REPORTED))
+        phases.export(self.agent, self.run)
 
     def _perceive(self, episodes: Sequence[Episode]) -> None:
         """Fit statistics and, where asked to, learn to see."""
@@ -318,12 +319,13 @@ def _groups(settings: TrainSettings) -> str | None:
 
 
 def _horizon(settings: TrainSettings) -> str | None:
-    horizon = settings.policy.settings.get("horizon", 1)
+    horizon = settings.policy.settings.get("horizon") or 1  # null: the policy's own
     limit = settings.sim(lanes=1).time_limit
     if horizon > limit:
         return f"policy.horizon is {horizon}, longer than an episode of at most {limit} frames; lower it."
     execute = settings.rollout.execute
-    if execute is not None and not 1 <= execute <= horizon:
+    known = settings.policy.settings.get("horizon") is not None
+    if execute is not None and (execute < 1 or (known and execute > horizon)):
         return f"rollout.execute is {execute}; it must lie between 1 and policy.horizon, {horizon}."
     return None
 
