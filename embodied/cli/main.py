@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as mistake:
         print(f"embodied: {mistake}", file=sys.stderr)
         return USAGE
-    except KeyboardInterrupt:
-        print("embodied: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:  # a sweep ends here, too: its other jobs do not start
+        print(f"embodied: {interrupt or 'interrupted'}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
         # The reader of a pipe left (`| head`); Python would complain again when it flushes at exit.

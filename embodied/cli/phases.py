@@ -36,7 +36,7 @@ def lane_seed(seed: int, part: int) -> int:
     return seed * SEED_SPAN + part
 
 
-class Interrupted(RuntimeError):
+class Interrupted(KeyboardInterrupt):
     """The user asked to stop; a checkpoint is on disk."""
 
 
