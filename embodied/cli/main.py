@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"embodied: {mistake}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt as interrupt:  # a sweep ends here, too: its other jobs do not start
-        print(f"embodied: {interrupt or 'interrupted'}", file=sys.stderr)
+        print(f"embodied: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
         # The reader of a pipe left (`| head`); Python would complain again when it flushes at exit.
