@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embodied.interfaces import Velocity
+from embodied.interfaces import Precision, Velocity
 from embodied.types import Observation, Spec
 
 
@@ -58,7 +58,7 @@ class ShiftedGaussian(nn.Module):
         super().__init__()
         self.spec, self.horizon, self.action_dim = line(), 1, 1
         self.prefix_dim, self.feature_dim, self.frozen_prefix = 1, 1, True
-        self.precision = "float32"
+        self.precision: Precision = "float32"
         self.gaussian = gaussian
         self.theta = nn.Parameter(torch.tensor(theta))
 
@@ -84,12 +84,13 @@ class Toy(nn.Module):
     """A flow policy with everything that can go wrong: padding dims, an encoder, dropout, statistics."""
 
     def __init__(
-        self, spec: Spec, horizon: int = 3, *, padding: int = 2, frozen_prefix: bool = False, dropout: float = 0.0
-    ) -> None:
+        self, spec: Spec, horizon: int = 3, *, padding: int = 2, frozen_prefix: bool = False, dropout: float = 0.0,
+        precision: Precision = "float32",
+    ) -> None:  # fmt: skip
         super().__init__()
         self.spec, self.horizon, self.action_dim = spec, horizon, spec.action_dim + padding
         self.prefix_dim, self.feature_dim, self.frozen_prefix = 6, 8, frozen_prefix
-        self.precision = "float32"
+        self.precision: Precision = precision
         self.encoder = nn.Linear(spec.state_dim, 6)
         self.encoder.requires_grad_(not frozen_prefix)
         self.dropout = nn.Dropout(dropout)

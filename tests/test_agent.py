@@ -93,8 +93,9 @@ def test_without_exploration_nothing_is_drawn_but_the_initial_noise() -> None:
     assert (chunk.actions == quiet.actions).all()
 
 
-def test_the_noise_of_each_row_is_that_of_the_version_that_acted() -> None:
-    sampler = Sampler(level=0.8, level_end=0.4, anneal_versions=4)
+@pytest.mark.parametrize("form", ["hybrid", "two_layer"])
+def test_the_noise_of_each_row_is_that_of_the_version_that_acted(form: Any) -> None:
+    sampler = Sampler(level=0.8, level_end=0.4, anneal_versions=4, form=form)
     acting, obs = agent(sampler), seen()
     chunks = []
     for version in (0, 2):

@@ -330,10 +330,14 @@ def test_n8_a_clipped_action_is_another_action() -> None:
     assert float((clipped - raw).exp()) == pytest.approx(1.616074, abs=1e-5)
 
 
-def test_a_bfloat16_velocity_leaves_mean_and_std_in_float32() -> None:
-    t, s = torch.full((2,), 0.5), torch.full((2,), 0.25)
-    mean, std = transition(torch.zeros(2, 3, 1), torch.ones(2, 3, 1, dtype=torch.bfloat16), t, s, noise="sde", level=0.5)
-    assert mean.dtype == std.dtype == torch.float32
+def test_b02_beside_a_bfloat16_velocity_sample_mean_and_std_stay_float32() -> None:
+    t, s, x = torch.full((2,), 0.5), torch.full((2,), 0.25), torch.full((2, 3, 1), 0.3337)
+    half = torch.ones(2, 3, 1, dtype=torch.bfloat16)  # 1 is exact in it, .3337 is not
+    for noise in (None, "sde"):
+        found = transition(x, half, t, s, noise=noise, level=0.5)  # type: ignore[arg-type]
+        expected = transition(x, half.float(), t, s, noise=noise, level=0.5)  # type: ignore[arg-type]
+        for one, other in zip(found, expected, strict=True):
+            assert one.dtype == torch.float32 and torch.equal(one, other)
 
 
 # --------------------------------------------------------------------------------------------------- T11 KL

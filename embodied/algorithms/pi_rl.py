@@ -67,11 +67,12 @@ class PiRL:
         kernel: Kernel | None = None, target_kl: float | None = 0.04, critic: CriticInput = "prefix",
         critic_warmup: int = 3, value_clip: float | None = 0.2, entropy_bonus: float = 0.0, gradient_clip: float = 1.0,
         advantage: Literal["gae", "group"] = "gae", group: int = 1, advantage_clip: float = 4.0,
-        shuffle_advantages: bool = False, max_mean_shift: float = 1e-4, seed: int = 0,
+        shuffle_advantages: bool = False, max_mean_shift: float | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         """`learning_rate_end` is the share of both learning rates that is left after `total_updates`;
         `critic_warmup` counts updates without policy loss; `value_clip` is in units of return, off when None;
-        `entropy_bonus` is per nat of a decision; `shuffle_advantages` is the control that must not learn.
+        `entropy_bonus` is per nat of a decision; `shuffle_advantages` is the control that must not learn;
+        `max_mean_shift` is 1e-4 for a policy that computes in float32 and 5e-2 in bfloat16, unless given.
         """
         if min(epochs, minibatch, total_updates) < 1:
             raise ValueError(f"epochs, minibatch and total_updates must be at least 1, got {epochs}, {minibatch}, {total_updates}.")
@@ -83,7 +84,8 @@ class PiRL:
         self.critic_input, self.critic_warmup, self.value_clip = critic, critic_warmup, value_clip
         self.entropy_bonus, self.gradient_clip, self.advantage_clip = entropy_bonus, gradient_clip, advantage_clip
         self.advantage, self.group, self.shuffle_advantages = advantage, group, shuffle_advantages
-        self.max_mean_shift = max_mean_shift
+        by_precision = {"float32": 1e-4, "bfloat16": 5e-2}
+        self.max_mean_shift = by_precision[agent.policy.precision] if max_mean_shift is None else max_mean_shift
         self.updates = 0
         self.generator = torch.Generator().manual_seed(seed)
         self.critic = ValueHead(self._critic_width()).to(agent.device) if advantage == "gae" else None
@@ -280,7 +282,7 @@ class PiRL:
         return advantage.expand_as(rollout.reward), valid & spread
 
     def _value_features(self, obs: Observation, context: Context | None) -> Tensor:
-        """Critic input [B, F], detached."""
+        """Critic input [B, F]; no gradient runs through it, as `prepare` takes none."""
         agent = self.policy
         if self.critic_input == "privileged":
             if obs.privileged is None:
@@ -289,11 +291,11 @@ class PiRL:
         if context is None:
             context = self._encode(obs)
         if self.critic_input == "prefix":
-            return agent.policy.prefix_features(context).detach().float()
+            return agent.policy.prefix_features(context).float()
         batch = len(obs.state)
         x = torch.zeros(batch, agent.policy.horizon, agent.policy.action_dim, device=agent.device)
         velocity = agent.policy.velocity(x, torch.ones(batch, device=agent.device), context)
-        return velocity.features.mean(1).detach().float()
+        return velocity.features.mean(1).float()
 
     def _encode(self, obs: Observation) -> Context:
         """Encode in slices of the minibatch size, so that memory does not grow with the rollout."""

@@ -16,7 +16,7 @@ from embodied import tree
 from embodied.advantages import normalise
 from embodied.agent import FlowAgent
 from embodied.algorithms.pi_rl import PiRL, Rows
-from embodied.flow import Sampler, kl, log_prob
+from embodied.flow import Sampler, entropy, kl, log_prob
 from embodied.kernels import Clip
 from embodied.policies.flow_mlp import FlowMLP
 from embodied.rollout.collector import Collector
@@ -128,6 +128,22 @@ def test_the_contract_holds_while_the_critic_warms_up() -> None:
         algorithm.update(Once(rollout))
 
 
+@pytest.mark.parametrize(("precision", "given", "bound"), [("float32", None, 1e-4), ("bfloat16", None, 5e-2), ("bfloat16", 1e-3, 1e-3)])
+def test_the_bound_of_the_contract_is_that_of_the_policy_s_precision(precision: str, given: float | None, bound: float) -> None:
+    algorithm, batches = setting(policy={"precision": precision}, max_mean_shift=given)
+    for share, stops in ((0.5, False), (2.0, True)):
+        rollout = tree.to(next(batches), "cpu")
+        trace = rollout.chunk.trace
+        assert trace is not None
+        moved = replace(trace, mean=trace.mean + share * bound * trace.std)
+        shifted = Once(replace(rollout, chunk=replace(rollout.chunk, trace=moved)))
+        if stops:
+            with pytest.raises(RuntimeError, match="differ from the rollout's by"):
+                algorithm.update(shifted)
+        else:
+            assert algorithm.update(shifted)["ratio/mean_shift_first"] == pytest.approx(share * bound, rel=0.1)
+
+
 def test_transitions_without_a_likelihood_are_refused() -> None:
     algorithm, batches = setting()
     rollout = next(batches)
@@ -234,6 +250,23 @@ def test_the_logged_divergence_is_that_of_a_decision() -> None:
     mask = algorithm.policy.element_mask(rows.executed)[:, None]
     expected = kl(rows.trace.mean, rows.trace.std, mean, std, mask).sum(1).mean()
     assert algorithm.policy_loss(rows)[1]["kl/behaviour"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["hybrid", "two_layer", "joint"])
+def test_b10_the_entropy_is_reduced_like_the_log_probability(form: Any) -> None:
+    sampler = Sampler(noise="learned", form=form, index_law=(0.1, 0.2, 0.3, 0.4) if form == "hybrid" else None)
+    algorithm, batches = setting(sampler)
+    rows = rows_of(algorithm, batches)
+    rows = replace(rows, advantage=torch.zeros_like(rows.advantage))
+    plain, _ = algorithm.policy_loss(rows)
+    algorithm.entropy_bonus = 0.5
+    with_bonus, _ = algorithm.policy_loss(rows)
+    mask = algorithm.policy.element_mask(rows.executed)[:, None]
+    steps = entropy(torch.as_tensor(rows.trace.std), mask)  # [R, L]
+    if form == "hybrid":
+        steps = steps / (4 * torch.tensor(sampler.index_law)[rows.trace.step])
+    expected = steps.sum(1).mean() if form == "joint" else steps.mean()
+    assert float((plain - with_bonus).detach()) == pytest.approx(0.5 * float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("form", ["hybrid", "joint"])
@@ -489,10 +522,12 @@ def test_every_decision_of_an_episode_has_its_group_advantage() -> None:
 
 
 def test_an_episode_s_score_is_its_discounted_return_up_to_its_end() -> None:
-    # .9 * 1 = .9 against .9 * .9 = .81; the reward after the end of the first episode is not its own
-    algorithm, rollout = grouped([[0.0, 0.0], [1.0, 0.0], [9.0, 1.0]], [[False] * 2, [True, False], [False, True]], gamma=0.9)
+    # first group: .9 * 1 (the 9 comes after its end) against .9 * 1.2; second: 1 against .81 * 1.1
+    reward = [[0.0, 0.0, 1.0, 0.0], [1.0, 1.2, 0.0, 0.0], [9.0, 0.0, 0.0, 1.1]]
+    done = [[False] * 4, [True, True, False, False], [False, False, True, True]]
+    algorithm, rollout = grouped(reward, done, gamma=0.9)
     rows, _ = algorithm.prepare(rollout)
-    assert rows.advantage.tolist() == pytest.approx([1, -1] * 3)
+    assert rows.advantage.tolist() == pytest.approx([-1, 1, 1, -1] * 3)
 
 
 def test_dead_groups_are_dropped_and_living_ones_kept() -> None:

@@ -99,15 +99,21 @@ def test_a_cycle_of_the_learning_rate_ends_annealed_and_begins_anew() -> None:
 
 def test_dropout_works_in_training_and_is_off_afterwards() -> None:
     algorithm = training(dropout=0.5)
-    batch = tree.to(demonstrations(), "cpu")
+    dropped: list[bool] = []
+    dropout = algorithm.policy.policy.dropout  # type: ignore[attr-defined]
+    dropout.register_forward_hook(lambda module, inputs, output: dropped.append(bool((output == 0).any())))
     algorithm.update(Log())
+    assert dropped == [True]
     assert not any(module.training for module in algorithm.policy.modules())
-    losses = set()
-    for _ in range(2):
-        algorithm.policy.train()
-        algorithm.generator.manual_seed(0)
-        losses.add(float(algorithm.loss(batch)[0].detach()))
-    assert len(losses) == 2
+
+
+def test_what_was_encoded_before_is_not_encoded_again() -> None:
+    algorithm, batch = training(), tree.to(demonstrations(), "cpu")
+    encoded = algorithm.policy.policy.encode(batch.obs)
+    expected, _ = algorithm.loss(batch)
+    algorithm.generator.manual_seed(0)
+    unseen = replace(batch, obs=replace(batch.obs, state=batch.obs.state * 0), chunk=replace(batch.chunk, context=encoded))
+    assert torch.equal(algorithm.loss(unseen)[0], expected)
 
 
 def test_the_average_follows_its_recursion_and_is_what_acts() -> None:

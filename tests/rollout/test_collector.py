@@ -183,23 +183,24 @@ def test_impossible_collections_are_refused(
 # ------------------------------------------------------------------------------------------------------- resume
 
 
-def test_a_restored_collector_goes_on_exactly() -> None:
-    def fresh() -> Collector:
-        env = PointMass(3)
-        return Collector(env, agent(env), decisions=3, seed=4)
+@pytest.mark.parametrize("ends_on_success", [True, False])
+def test_a_restored_collector_goes_on_exactly(ends_on_success: bool) -> None:
+    def fresh() -> tuple[Collector, FlowAgent]:
+        env = PointMass(8, time_limit=12, radius=0.9, ends_on_success=ends_on_success)
+        acting = agent(env)
+        return Collector(env, acting, decisions=3, seed=4), acting
 
-    one, other = fresh(), fresh()
+    (one, acting), (other, same) = fresh(), fresh()
     next(one)
-    state = one.state_dict()
-    acting = one.policy
-    assert isinstance(acting, FlowAgent) and isinstance(other.policy, FlowAgent)
-    other.load_state_dict(state)
-    other.policy.generator.set_state(acting.generator.get_state())
+    earned = one.lanes.succeeded.any()
+    other.load_state_dict(one.state_dict())
+    same.generator.set_state(acting.generator.get_state())
+    one.take_finished()
     for _ in range(3):
         for a, b in zip(tree.leaves(next(one)), tree.leaves(next(other)), strict=True):
             assert torch.equal(a, b) if torch.is_tensor(a) else bool((a == b).all())
-    one_ends, other_ends = one.take_finished(), other.take_finished()
-    assert one_ends[-len(other_ends) :] == other_ends and one.frames == other.frames
+    assert one.take_finished() == other.take_finished() and one.frames == other.frames
+    assert earned != ends_on_success  # what was solved before the stop is not paid a second time
 
 
 def test_a_saved_state_does_not_move_with_the_collector() -> None:
