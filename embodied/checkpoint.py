@@ -69,7 +69,7 @@ def save(
     temporary = folder / f".{version}.partial"
     temporary.mkdir()
     tensors: dict[str, Tensor] = {}
-    skeleton = _flatten(trainer, "", tensors)
+    skeleton = flatten(trainer, "", tensors)
     save_file({name: _own(t) for name, t in model.items()}, temporary / MODEL)
     save_file(tensors, temporary / TRAINER)
     (temporary / SKELETON).write_text(json.dumps(skeleton))
@@ -94,7 +94,7 @@ def load(folder: Path, version: int | str = "last") -> Checkpoint:
     return Checkpoint(
         version=_version(path),
         model=load_file(path / MODEL),
-        trainer=_unflatten(json.loads((path / SKELETON).read_text()), tensors),
+        trainer=unflatten(json.loads((path / SKELETON).read_text()), tensors),
         policy=json.loads((path / POLICY).read_text()),
         assets=path / ASSETS if (path / ASSETS).is_dir() else None,
     )
@@ -198,7 +198,7 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _flatten(node: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+def flatten(node: Any, key: str, tensors: dict[str, Tensor]) -> Any:
     """Move every array of `node` into `tensors` and return the rest as JSON. A mark says what each place was."""
     if isinstance(node, Tensor):
         tensors[key] = _own(node)
@@ -210,10 +210,10 @@ def _flatten(node: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         for name, value in node.items():
             if not isinstance(name, (str, int)):
                 raise ValueError(f"Keys of a trainer state are text or whole numbers, got {name!r} at '{key}'.")
-            items.append([name, _flatten(value, f"{key}/{name}", tensors)])
+            items.append([name, flatten(value, f"{key}/{name}", tensors)])
         return {"dict": items}
     if isinstance(node, (list, tuple)):
-        values = [_flatten(value, f"{key}/{i}", tensors) for i, value in enumerate(node)]
+        values = [flatten(value, f"{key}/{i}", tensors) for i, value in enumerate(node)]
         return {"tuple" if isinstance(node, tuple) else "list": values}
     if node is None or isinstance(node, (bool, int, float, str)):
         return {"value": node}
@@ -228,7 +228,7 @@ def _flatten_array(array: np.ndarray, key: str, tensors: dict[str, Tensor]) -> A
     return {"array": key, "dtype": array.dtype.str, "shape": list(array.shape)}
 
 
-def _unflatten(node: Any, tensors: dict[str, Tensor]) -> Any:
+def unflatten(node: Any, tensors: dict[str, Tensor]) -> Any:
     if "value" in node:
         return node["value"]
     if "tensor" in node:
@@ -239,8 +239,8 @@ def _unflatten(node: Any, tensors: dict[str, Tensor]) -> Any:
     if "text" in node:
         return np.array(node["text"], np.dtype(node["dtype"])).reshape(node["shape"])
     if "dict" in node:
-        return {name: _unflatten(value, tensors) for name, value in node["dict"]}
-    values = [_unflatten(value, tensors) for value in node.get("tuple", node.get("list"))]
+        return {name: unflatten(value, tensors) for name, value in node["dict"]}
+    values = [unflatten(value, tensors) for value in node.get("tuple", node.get("list"))]
     return tuple(values) if "tuple" in node else values
 
 

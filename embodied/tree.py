@@ -13,8 +13,6 @@ import numpy as np
 import torch
 
 
-
-
 def map[Tree](function: Callable[..., Any], tree: Tree, *others: Any) -> Tree:
     """Apply `function` to every leaf of `tree`, with the leaves at the same place of `others`."""
     node: Any = tree
@@ -56,6 +54,19 @@ def index[Tree](tree: Tree, at: Any) -> Tree:
         if torch.is_tensor(leaf):
             return leaf[at]
         return leaf[at.cpu().numpy() if torch.is_tensor(at) else at]
+
+    return map(pick, tree)
+
+
+def take[Tree](tree: Tree, at: torch.Tensor, device: str | torch.device) -> Tree:
+    """Rows `at` on `device`; tensors that wait on the host come through pinned memory, while the device computes."""
+    target = torch.device(device)
+
+    def pick(leaf: Any) -> Any:
+        if not torch.is_tensor(leaf) or leaf.device.type == target.type:
+            return index(leaf, at)
+        staged = torch.empty((len(at), *leaf.shape[1:]), dtype=leaf.dtype, pin_memory=True)
+        return torch.index_select(leaf, 0, at.cpu(), out=staged).to(target, non_blocking=True)
 
     return map(pick, tree)
 

@@ -225,8 +225,9 @@ def estimate(sampler: Sampler, batches: int = 40, size: int = 20_000) -> tuple[f
         chunk = tree.to(algorithm.policy.act(obs, explore=True), "cpu")
         reward = -((chunk.actions[:, 0, 0] - TARGET) ** 2)
         rows = Rows(
-            obs=None, context=chunk.context, trace=chunk.trace, version=chunk.version, executed=ones, advantage=reward + 0.7
-        )
+            obs=None, context=chunk.context, trace=chunk.trace, version=chunk.version, executed=ones, advantage=reward + 0.7,
+            number=ones,
+        )  # fmt: skip
         loss, _ = algorithm.policy_loss(rows)
         gradients.append(-torch.autograd.grad(loss, policy.theta)[0].double())
     found = torch.stack(gradients)

@@ -30,7 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "metrics",
         }
     ),
-    frozenset({"agent"}),
+    frozenset({"agent", "parallel"}),
     frozenset({"data", "rollout", "transport", "algorithms"}),
     frozenset({"learner"}),
     frozenset({"cli"}),

@@ -299,7 +299,7 @@ def values(algorithm: PiRL, value: list[float], old: list[float], ret: list[floa
     empty: Any = None
     rows = Rows(
         obs=None, context=None, trace=empty, version=count, executed=count, advantage=count.float(),
-        features=features, value=torch.tensor(old), ret=torch.tensor(ret),
+        number=count, features=features, value=torch.tensor(old), ret=torch.tensor(ret),
     )  # fmt: skip
     loss, logs = algorithm.value_loss(rows)
     loss.backward()
@@ -577,3 +577,43 @@ def test_a_privileged_critic_wants_privileged_worlds() -> None:
     policy = Toy(replace(PointMass().embodiment, privileged_names=()))
     with pytest.raises(ValueError, match="privileged observations"):
         PiRL(FlowAgent(policy), critic="privileged")
+
+
+# ----------------------------------------------------------------------------------------- parts, recomputed behaviour
+
+
+@every_sampler
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_minibatch_in_parts_takes_the_step_of_the_whole(sampler: Sampler, frozen: bool) -> None:
+    after, figures = [], []
+    for microbatch in (None, 5):
+        algorithm, batches = setting(sampler, policy={"frozen_prefix": frozen}, microbatch=microbatch, learning_rate=1e-3)
+        figures.append(algorithm.update(batches))
+        assert algorithm.critic is not None
+        after.append({**weights(algorithm.policy), **weights(algorithm.critic)})
+    whole, parts = after
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-5)
+    assert figures[0].keys() == figures[1].keys()
+    for name, figure in figures[0].items():
+        assert figures[1][name] == pytest.approx(figure, rel=1e-2, abs=1e-4), name
+
+
+@every_sampler
+def test_recomputed_behaviour_starts_at_exactly_one(sampler: Sampler) -> None:
+    algorithm, batches = setting(sampler, recompute_behaviour=True, microbatch=7, max_mean_shift=1.0)
+    rollout = next(batches)
+    with torch.no_grad():
+        algorithm.policy.policy.readout.bias.add_(1e-3)  # type: ignore[attr-defined]
+    metrics = algorithm.update(Once(rollout))
+    assert metrics["ratio/mean_shift_first"] == 0 and metrics["ratio/max_abs_dev_first"] == 0
+    assert metrics["ratio/rollout_shift"] > 1e-5
+
+
+def test_recomputing_hides_no_foreign_weights() -> None:
+    algorithm, batches = setting(recompute_behaviour=True)
+    rollout = next(batches)
+    with torch.no_grad():
+        algorithm.policy.policy.readout.bias.add_(0.01)  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="differ from the rollout's by"):
+        algorithm.update(Once(rollout))
