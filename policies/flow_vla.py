@@ -34,7 +34,7 @@ class FlowVLA(nn.Module):
 
     def __init__(
         self, spec: Spec, horizon: int = 4, *, trainable: Trainable = "expert", width: int = 256, blocks: int = 2,
-        features: int = 64, token: int = 64, heads: int = 4, referents: int = 2, targets: int = 5, spare_slots: int = 2,
+        features: int = 64, token: int = 64, heads: int = 4, referents: int = 2, targets: int = 6, code: int = 4,
     ) -> None:  # fmt: skip
         super().__init__()
         if not spec.cameras:
@@ -43,14 +43,13 @@ class FlowVLA(nn.Module):
             raise ValueError(f"horizon must be at least 1 action per chunk, got {horizon}.")
         self.spec, self.horizon, self.action_dim = spec, horizon, spec.action_dim
         self.referents, self.targets = referents, targets
-        slots = referents + spare_slots
         self.normaliser = Normaliser(spec)
         self.instructions = Instructions(token)
-        self.eyes = Eyes(spec.cameras, token=token, heads=heads, slots=slots)
-        self.slots = _Slots(self.eyes.glance_dim + spec.state_dim + token, token, slots, targets)
+        self.eyes = Eyes(spec.cameras, token=token, heads=heads, slots=referents)
+        self.slots = _Slots(self.eyes.glance_dim + spec.state_dim + token, token, referents, targets, code)
         self.proprioception = nn.Linear(spec.state_dim, token)
-        self.prefix_dim, self.feature_dim = (slots + 2) * token, features
-        self.expert = _Expert(spec, horizon, token=token, tokens=slots + 2, width=width, blocks=blocks, features=features)
+        self.prefix_dim, self.feature_dim = (referents + 1) * token, features
+        self.expert = _Expert(spec, horizon, token=token, tokens=referents + 1, width=width, blocks=blocks, features=features)
         self.frozen_prefix = trainable == "expert"
         self.precision: Precision = "float32"
         frozen = {"expert": self.prefix_modules(), "partial": (self.eyes, self.instructions), "all": ()}[trainable]
@@ -62,7 +61,7 @@ class FlowVLA(nn.Module):
         return self.eyes, self.instructions, self.slots, self.proprioception
 
     def encode(self, obs: Observation) -> dict[str, Tensor]:
-        """Prefix tokens [B, slots + 2, token] and normalised state [B, S]."""
+        """Prefix tokens [B, referents + 1, token] and normalised state [B, S]."""
         if self.frozen_prefix:
             with torch.no_grad():
                 return self._look(obs)[0]
@@ -95,10 +94,9 @@ class FlowVLA(nn.Module):
                 f"was built with referents={self.referents} and targets={self.targets}."
             )
         _, guess, attention = self._look(scenes.obs)
-        guess = guess[:, : self.referents]  # [B, P, G]
         error = nn.functional.smooth_l1_loss(guess, scenes.targets * self.target_scale, beta=0.1, reduction="none")
         located = (error * scenes.weight).sum() / scenes.weight.sum().clamp(min=1)
-        attended = attention_loss(attention[:, : self.referents, 0], self.eyes.coverage(scenes.masks))
+        attended = attention_loss(attention[:, :, 0], self.eyes.coverage(scenes.masks))
         distance = (guess[..., :3] / self.target_scale - scenes.targets[..., :3]).norm(dim=-1)[scenes.weight[..., 0] > 0]
         loss = located + 0.05 * attended
         return loss, {
@@ -111,31 +109,35 @@ class FlowVLA(nn.Module):
     """Places are learnt in decimetres, so that a few millimetres weigh as much as the rest."""
 
     def _look(self, obs: Observation) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Context, guesses [B, slots, G] and attention [B, slots, heads, M]."""
+        """Context, guesses [B, P, G] and attention [B, P, heads, M] of the P referents."""
         state = self.normaliser.state(obs.state)
         said = self.instructions(obs.prompt)  # [B, token]
         glances, attention = self.eyes(obs.images, said)  # [B, slots, glance_dim]
         slots, guess = self.slots(glances, torch.cat([state, said], -1))
-        tokens = torch.cat([slots, self.proprioception(state)[:, None], said[:, None]], 1)
+        tokens = torch.cat([slots, self.proprioception(state)[:, None]], 1)
         return {"tokens": tokens, "state": state}, guess, attention
 
 
 class _Slots(nn.Module):
-    """What each slot makes of its glance: a token, with its guess of place and angle written into it."""
+    """What each slot makes of its glance: a guess, and a token that carries the guess and a short code.
 
-    def __init__(self, inputs: int, token: int, slots: int, targets: int) -> None:
+    The narrow code keeps a few demonstrations from being told apart by accidents of their pictures and wording: with
+    the whole hidden layer in the token, success after 60 of them fell from 35 % to 9 %.
+    """
+
+    def __init__(self, inputs: int, token: int, slots: int, targets: int, code: int) -> None:
         super().__init__()
         self.identity = nn.Parameter(torch.randn(slots, 32))
         self.net = nn.Sequential(nn.Linear(inputs + 32, 192), nn.SiLU(), nn.Linear(192, 192), nn.SiLU())
-        self.guess = nn.Linear(192, targets)
-        self.token = nn.Linear(192 + targets, token)
+        self.guess, self.code = nn.Linear(192, targets), nn.Linear(192, code)
+        self.token = nn.Linear(targets + code, token)
 
     def forward(self, glances: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
         batch, slots = glances.shape[:2]
         shared = shared[:, None].expand(-1, slots, -1)
         h = self.net(torch.cat([glances, shared, self.identity.expand(batch, -1, -1)], -1))
         guess = self.guess(h)
-        return self.token(torch.cat([h, guess], -1)), guess
+        return self.token(torch.cat([guess, self.code(h)], -1)), guess
 
 
 class _Expert(nn.Module):

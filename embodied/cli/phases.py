@@ -79,10 +79,14 @@ def collect(env: VectorEnv, store: Path, *, episodes: int, noise: float, seed: i
     return recorded
 
 
-def fit_statistics(agent: FlowAgent, episodes: Sequence[Episode], scenes: ScenePool | None = None) -> None:
-    """Give a policy the statistics of its demonstrations, and of the scenes it learns to see in."""
-    states = [e.state[:-1] for e in episodes] + ([] if scenes is None else [scenes.scenes.obs.state])
-    agent.policy.fit_statistics(np.concatenate(states), np.concatenate([e.action for e in episodes]))
+def fit_statistics(agent: FlowAgent, episodes: Sequence[Episode]) -> None:
+    """Give a policy the statistics of its demonstrations.
+
+    Not of random scenes: nothing moves in those, which would make every velocity an outlier.
+    """
+    agent.policy.fit_statistics(
+        np.concatenate([e.state[:-1] for e in episodes]), np.concatenate([e.action for e in episodes])
+    )
 
 
 def perceive(algorithm: Perception, scenes: ScenePool, run: Run, *, steps: int, log_every: int = 25) -> None:

@@ -228,13 +228,12 @@ class Training:
 
     def _perceive(self, episodes: Sequence[Episode]) -> None:
         """Fit statistics and, where asked to, learn to see."""
+        phases.fit_statistics(self.agent, episodes)
         settings = self.settings.perceive
         if not settings.steps:
-            phases.fit_statistics(self.agent, episodes)
             return
         seed = self._seed(phases.SCENES)
         scenes = ScenePool(self.tests, count=settings.scenes, batch_size=settings.batch_size, seed=seed)
-        phases.fit_statistics(self.agent, episodes, scenes)
         algorithm = self.settings.perception(agent=self.agent, seed=self.settings.seed, total_steps=settings.steps)
         phases.perceive(algorithm, scenes, self.run, steps=settings.steps)
 
