@@ -2,8 +2,9 @@
 
 Kinematics, ranges, servo gains, friction loss and armature are the published numbers of the SO-101; lateral offsets of
 its brackets, which cancel along the arm, are left out, and the gripper is our own: one fixed and one turning finger,
-parallel when they hold something 32 mm wide, whose middle is then GRASP from the tip in the closing direction. Every geom has a mass and no body an
-explicit inertia: `mj_multiRay` loses geoms of bodies that have one (MuJoCo before 4.0.0).
+parallel when they hold something 32 mm wide, whose middle is then GRASP from the tip in the closing direction. Every body has one geom, with a
+mass, and none an explicit inertia: `mj_multiRay` loses geoms of bodies whose inertial frame is not their geoms' (MuJoCo
+before 4.0.0).
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def mjcf(objects: str, *, friction_loss: float = 0.052, timestep: float = 0.01) 
     <default class="spin"><joint type="hinge" axis="0 0 1" damping="0.0015" armature="0" frictionloss="0"/></default>
   </default>
   <worldbody>
-    <light name="lamp" pos="0.3 -0.4 1.2" dir="-0.1 0.4 -1" diffuse="0.8 0.8 0.8"/>
+    <light name="lamp" directional="true" pos="0.3 -0.4 1.2" dir="-0.3 0.4 -1.2" diffuse="0.6 0.6 0.6" castshadow="false"/>
+    <camera name="front" pos="0.58 0 0.42" xyaxes="0 1 0 -0.643 0 0.766" fovy="42"/>
     <geom name="table" type="plane" size="0.6 0.6 0.01" rgba="0.62 0.60 0.57 1"/>
     <geom name="foot" type="box" class="servo" pos="0.02 0 0.03" size="0.045 0.03 0.03"/>
     <body name="shoulder" pos="{vec(o[0])}">
@@ -107,7 +109,9 @@ def mjcf(objects: str, *, friction_loss: float = 0.052, timestep: float = 0.01) 
         <geom name="upper_arm" type="capsule" fromto="0 0 0 {vec(o[2])}" size="0.017" mass="0.11"/>
         <body name="forearm" pos="{vec(o[2])}">
           {hinge(2)}
-          <geom name="elbow" type="capsule" class="servo" fromto="0 -0.012 0 0 0.012 0" size="0.02" mass="0.05"/>
+          <body>
+            <geom name="elbow" type="capsule" class="servo" fromto="0 -0.012 0 0 0.012 0" size="0.02" mass="0.05"/>
+          </body>
           <geom name="forearm" type="capsule" fromto="0 0 0 {vec(o[3])}" size="0.015" mass="0.09"/>
           <body name="wrist" pos="{vec(o[3])}">
             {hinge(3)}
@@ -115,7 +119,10 @@ def mjcf(objects: str, *, friction_loss: float = 0.052, timestep: float = 0.01) 
             <body name="hand" pos="{vec(o[4])}">
               {hinge(4)}
               <geom name="palm" type="box" class="servo" pos="0.008 0.008 0" size="0.014 0.026 0.014" mass="0.06"/>
-              <geom name="fixed_finger" class="finger" pos="0.06 -0.01 0" size="0.04 0.004 0.01" mass="0.02"/>
+              <body pos="0.06 -0.01 0">
+                <geom name="fixed_finger" class="finger" size="0.04 0.004 0.01" mass="0.02"/>
+              </body>
+              <camera name="wrist" pos="0 0.008 0.055" xyaxes="0 -1 0 0.208 0 0.978" fovy="75"/>
               <site name="tip" pos="{vec(CHAIN.tip)}"/>
               <body name="jaw" pos="0.02 0.03 0" euler="0 0 -0.247">
                 <joint name="{GRIPPER}" axis="0 0 1" range="{GRIPPER_RANGE[0]} {GRIPPER_RANGE[1]}"/>

@@ -1,14 +1,20 @@
-"""Numbers a policy sees of a world: proprioception, objects relative to the tip, and what only a critic may know."""
+"""What is seen of worlds: proprioception, objects relative to the tip, pictures, and what only a critic may know."""
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
+from ..types import Observation, Spec
 from . import arm
+from .cameras import Picture
 from .scene import ARM_DOFS, View
 
+PROMPT_LENGTH = 128
 PROPRIOCEPTION = (
     *(f"{name}.pos" for name in arm.JOINTS),
     "gripper.opening",
@@ -66,3 +72,56 @@ def objects(view: View, task: np.ndarray, goals: np.ndarray) -> np.ndarray:
     if len(goals) > 1:
         parts.append(np.eye(len(goals))[task])
     return np.column_stack(parts)
+
+
+class Seen:
+    """What each of N lanes saw last. Kept, because a lane that diverges has to show where its decision started."""
+
+    def __init__(self, spec: Spec, lanes: int) -> None:
+        self.state = np.zeros((lanes, spec.state_dim), np.float32)
+        self.privileged = np.zeros((lanes, len(spec.privileged_names)), np.float32)
+        self.images = {name: np.zeros((lanes, h, w, 3), np.uint8) for name, h, w in spec.cameras}
+        self.prompt = np.full(lanes, "", dtype=f"<U{PROMPT_LENGTH}")
+        self.time = np.zeros(lanes)
+
+    def keep(self, lanes: np.ndarray, time: np.ndarray, known: np.ndarray, pictures: dict[str, Picture]) -> None:
+        """Take what `lanes` see now; `known` [n, P] begins with the state and is what a critic sees."""
+        self.time[lanes] = time
+        self.privileged[lanes] = known
+        self.state[lanes] = known[:, : self.state.shape[1]]
+        for name, picture in pictures.items():
+            self.images[name][lanes] = picture.rgb
+
+    def observation(self, lanes: np.ndarray) -> Observation:
+        """Copy out the observation of `lanes`."""
+        return Observation(
+            images={name: images[lanes] for name, images in self.images.items()},
+            state=self.state[lanes],
+            prompt=self.prompt[lanes],
+            time=self.time[lanes],
+            privileged=self.privileged[lanes],
+        )
+
+    def gymnasium(self) -> dict[str, Any]:
+        """Copy out the observation of all lanes as Gymnasium has it."""
+        return {
+            "state": self.state.copy(),
+            "privileged": self.privileged.copy(),
+            "prompt": self.prompt.copy(),
+            "time": self.time[:, None].copy(),
+            **{f"images/{name}": images.copy() for name, images in self.images.items()},
+        }
+
+
+def space(spec: Spec) -> gym.spaces.Dict:
+    """Describe one lane of `Seen.gymnasium`."""
+    box = gym.spaces.Box
+    return gym.spaces.Dict(
+        {
+            "state": box(-np.inf, np.inf, (spec.state_dim,), np.float32),
+            "privileged": box(-np.inf, np.inf, (len(spec.privileged_names),), np.float32),
+            "prompt": gym.spaces.Text(PROMPT_LENGTH, charset=string.printable),
+            "time": box(0, np.inf, (1,), np.float64),
+            **{f"images/{name}": box(0, 255, (h, w, 3), np.uint8) for name, h, w in spec.cameras},
+        }
+    )

@@ -48,7 +48,9 @@ WANTED = 6
 """Index of the goal that the instruction names."""
 GOALS = slice(7, 11)
 """m: x, y of up to two goals, marks or bins, in the base frame; zeros where a task has fewer."""
-SCENE = 11
+LOOK = slice(11, 43)
+"""Numbers in [-1, 1] that randomise how the lane looks and how slippery it is; zeros are the plain look."""
+SCENE = 43
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class Task(Protocol):
     goals: tuple[str, ...]
     """Names of the marks or bins, at most two; one of them is named by the instruction."""
     props: tuple[str, ...]
-    """MJCF of geoms, one line per goal around the goal's place on the table; they are seen, not touched."""
+    """MJCF per goal, around its place on the table: a geom, and bodies with further geoms. Seen, not touched."""
     sector: float
     """rad to either side of straight ahead within which objects start."""
 

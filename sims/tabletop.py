@@ -8,7 +8,7 @@ there are, or on threads.
 
 from __future__ import annotations
 
-import string
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,16 +19,19 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from .. import plugins
-from ..types import ChunkResult, Observation, Spec
-from . import arm, observe, scene
+from ..types import ChunkResult, Observation, Scenes, Spec
+from . import arm, look, observe, scene
+from .cameras import Cameras, Kind, Picture, make_cameras
 from .engine import Engine
 from .scene import Task, View
+from .scenes import show
 
 TASK_GROUP = "embodied.tasks"
 FRAME_S = 0.1
 SUBSTEPS = 10
 """Physics steps in a frame; with 5, of 20 ms, grasps fail."""
-PROMPT_LENGTH = 128
+RENDER_SIZE = (360, 480)
+"""Height and width of `render`, pixels."""
 _FRAME, _HELD, _ENDED, _SEED, _EPISODE = range(5)
 _COUNTERS = 5
 
@@ -41,8 +44,15 @@ def make(
     substeps: int = SUBSTEPS,
     threads: int | None = None,
     state_objects: bool = True,
+    cameras: Sequence[str] = (),
+    image_size: int = 64,
+    renderer: Kind = "ray",
+    randomise: float = 0.0,
 ) -> Tabletop:
     """Make the suite for tasks by name; `substeps` physics steps make a frame of 0.1 s.
+
+    `cameras` are of 'front' and 'wrist', their pictures square. `randomise`, 0 to 1, is how far colours, light, camera
+    places and friction of each lane stray from the plain ones at every reset.
 
     Tasks take turns within a lane: episode e of a lane with seed s plays task (s + e) mod len(tasks), so that any quota
     of episodes a lane that is a multiple of the number of tasks plays each task equally often.
@@ -52,7 +62,18 @@ def make(
     if lanes < 1:
         raise ValueError(f"lanes is {lanes}; at least 1 is needed.")
     loaded = [plugins.load(TASK_GROUP, name)() for name in tasks]
-    return Tabletop(loaded, lanes, action=action, substeps=substeps, threads=threads, state_objects=state_objects)
+    return Tabletop(
+        loaded,
+        lanes,
+        action=action,
+        substeps=substeps,
+        threads=threads,
+        state_objects=state_objects,
+        cameras=cameras,
+        image_size=image_size,
+        renderer=renderer,
+        randomise=randomise,
+    )
 
 
 class Tabletop(gym.vector.VectorEnv):
@@ -60,7 +81,8 @@ class Tabletop(gym.vector.VectorEnv):
 
     metadata: dict[str, Any] = {  # noqa: RUF012 (Gymnasium's own declaration)
         "autoreset_mode": AutoresetMode.DISABLED,
-        "render_modes": [],
+        "render_modes": ["rgb_array"],
+        "render_fps": 10,
     }
 
     def __init__(
@@ -72,16 +94,24 @@ class Tabletop(gym.vector.VectorEnv):
         substeps: int = SUBSTEPS,
         threads: int | None = None,
         state_objects: bool = True,
+        cameras: Sequence[str] = (),
+        image_size: int = 64,
+        renderer: Kind = "ray",
+        randomise: float = 0.0,
     ) -> None:
+        if not 0 <= randomise <= 1:
+            raise ValueError(f"randomise is {randomise}; give a number from 0 (plain worlds) to 1.")
         self.tasks = tuple(tasks)
         self.num_envs = lanes
         self.transform = arm.transform(action)
         self._end_effector = arm.transform("end_effector")
-        self._state_objects = state_objects
         model = mujoco.MjModel.from_xml_string(
             arm.mjcf(scene.objects_mjcf() + scene.props_mjcf(tasks), timestep=FRAME_S / substeps)
         )
         self.engine = Engine(model, lanes, substeps=substeps, threads=threads)
+        self._randomise = randomise
+        if randomise > 0:
+            self.engine.variants = [copy.copy(model) for _ in range(lanes)]
         self.command = np.zeros((lanes, scene.ARM_DOFS))
         """float64 [N, 6]: last commanded targets, rad and opening."""
         self.scene = np.zeros((lanes, scene.SCENE))
@@ -90,15 +120,20 @@ class Tabletop(gym.vector.VectorEnv):
         self._count[:, _SEED] = -1
         self._limits = np.array([task.time_limit for task in tasks])
         self._holds = np.array([task.hold for task in tasks])
-        self.time_limit = int(self._limits.max())
         self._goals = np.array([bool(task.goals) for task in tasks])
-        self.embodiment = self._spec()
-        self._spaces()
-        # What each lane saw last. Kept, because a lane that diverged has to show where its decision started.
-        self._state = np.zeros((lanes, self.embodiment.state_dim), np.float32)
-        self._privileged = np.zeros((lanes, len(self.embodiment.privileged_names)), np.float32)
-        self._time = np.zeros(lanes)
-        self._prompts = np.full(lanes, "", dtype=f"<U{PROMPT_LENGTH}")
+        self.time_limit = int(self._limits.max())
+        self._renderer = renderer
+        self._threads = threads
+        self._cameras = self._make_cameras(cameras, image_size, image_size) if cameras else None
+        self._film: dict[tuple[str, int, int], Cameras] = {}
+        self.embodiment = self._spec(state_objects, tuple((name, image_size, image_size) for name in cameras))
+        self._seen = observe.Seen(self.embodiment, lanes)
+        self.single_observation_space = observe.space(self.embodiment)
+        self.single_action_space = gym.spaces.Box(
+            self.transform.low.astype(np.float32), self.transform.high.astype(np.float32), dtype=np.float32
+        )
+        self.observation_space = batch_space(self.single_observation_space, lanes)
+        self.action_space = batch_space(self.single_action_space, lanes)
 
     # ---------------------------------------------------------------- Gymnasium
 
@@ -116,15 +151,29 @@ class Tabletop(gym.vector.VectorEnv):
         self._seed(lanes, seed)
         self._begin(lanes)
         self._observe(lanes, self._view(lanes))
-        return self._gymnasium(), self._infos(np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool))
+        return self._seen.gymnasium(), self._infos(np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool))
 
     def step(self, actions: np.ndarray) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         result = self.step_chunk(np.asarray(actions)[:, None], np.arange(self.num_envs))
         infos = self._infos(result.success, result.invalid)
-        return self._gymnasium(), result.reward[:, 0], result.terminated, result.truncated, infos
+        return self._seen.gymnasium(), result.reward[:, 0], result.terminated, result.truncated, infos
+
+    def render(  # type: ignore[override]  # Gymnasium's takes no arguments and returns all lanes
+        self, lane: int = 0, *, camera: str = "front", height: int = RENDER_SIZE[0], width: int = RENDER_SIZE[1]
+    ) -> np.ndarray:
+        """Show one lane as uint8 [h, w, 3], for videos."""
+        key = (camera, height, width)
+        if key not in self._film:
+            self._film[key] = self._make_cameras([camera], height, width)
+        state, rows = self.engine.state[[lane]], self.scene[[lane]]
+        return self._film[key].see(self.engine.qpos(state), rows)[camera].rgb[0]
 
     def close_extras(self, **kwargs: Any) -> None:
         self.engine.close()
+        for cameras in (self._cameras, *self._film.values()):
+            if cameras is not None:
+                cameras.close()
+        self._film.clear()
 
     # ---------------------------------------------------------------- chunks
 
@@ -156,7 +205,7 @@ class Tabletop(gym.vector.VectorEnv):
             truncated=truncated,
             success=solved.copy(),
             invalid=~sane,
-            observation=self._observation(lanes),
+            observation=self._seen.observation(lanes),
         )
 
     def expert(self, lanes: np.ndarray) -> np.ndarray:
@@ -187,9 +236,9 @@ class Tabletop(gym.vector.VectorEnv):
             )
         for part, values in zip(parts, np.split(snapshot, np.cumsum(widths)[:-1], axis=1), strict=True):
             part[lanes] = values
-        self._name(lanes)
+        self._settle(lanes)
         self._observe(lanes, self._view(lanes))
-        return self._observation(lanes)
+        return self._seen.observation(lanes)
 
     def task_names(self, lanes: np.ndarray) -> list[str]:
         """Name the task that each lane plays now."""
@@ -242,11 +291,15 @@ class Tabletop(gym.vector.VectorEnv):
                 self.engine.qpos(self.engine.state)[lane] = qpos
                 if not self.tasks[index].achieved(self._view(np.array([lane])))[0]:
                     break
-        self._name(lanes)
+            self.scene[lane, scene.LOOK] = self._randomise * rng.uniform(-1, 1, look.DRAWS)
+        self._settle(lanes)
 
-    def _name(self, lanes: np.ndarray) -> None:
+    def _settle(self, lanes: np.ndarray) -> None:
+        """Follow new scenes: what they ask for in words, and how slippery they are."""
         for lane in lanes:
-            self._prompts[lane] = scene.instruction(self.tasks[int(self.scene[lane, scene.TASK])], self.scene[lane])
+            self._seen.prompt[lane] = scene.instruction(self.tasks[int(self.scene[lane, scene.TASK])], self.scene[lane])
+            if self.engine.variants is not None:
+                look.vary_friction(self.engine.variants[lane], self.engine.model, self.scene[lane])
 
     def _commit(
         self, lanes: np.ndarray, state: np.ndarray, command: np.ndarray, held: np.ndarray, executed: np.ndarray
@@ -280,62 +333,66 @@ class Tabletop(gym.vector.VectorEnv):
 
     # ---------------------------------------------------------------- observations
 
-    def _spec(self) -> Spec:
+    def pictures(self, lanes: np.ndarray) -> dict[str, Picture]:
+        """Look at `lanes` as they are now, with depth and the geom behind every pixel (`geom_of` names one)."""
+        if self._cameras is None:
+            raise RuntimeError("This suite was made without cameras; make it with cameras=['front'], for example.")
+        return self._cameras.see(self.engine.qpos(self.engine.state[lanes]), self.scene[lanes], full=True)
+
+    def geom_of(self, lanes: np.ndarray) -> np.ndarray:
+        """int64 [n]: the geom of the object that each lane's instruction names."""
+        ids = [self.engine.model.geom(f"object_{i}").id for i in range(len(scene.SHAPES))]
+        return np.array(ids)[self.scene[lanes, scene.NAMED].astype(int)]
+
+    def scenes(self, seed: int) -> Scenes:
+        """One labelled random scene per lane, to learn seeing from; the lanes themselves are not touched."""
+        if self._cameras is None:
+            raise RuntimeError("This suite was made without cameras; make it with cameras=['front'], for example.")
+        return show(self.engine.model, self.tasks, self._cameras, self.num_envs, seed)
+
+    def picture(self, lane: int) -> np.ndarray:
+        return self.render(lane)
+
+    def _make_cameras(self, names: Sequence[str], height: int, width: int) -> Cameras:
+        return make_cameras(
+            self.engine.model,
+            self.tasks,
+            names,
+            height=height,
+            width=width,
+            kind=self._renderer,
+            threads=self._threads,
+        )
+
+    def _spec(self, state_objects: bool, cameras: tuple[tuple[str, int, int], ...]) -> Spec:
         names = tuple(task.name for task in self.tasks)
         objects = observe.object_names(names, bool(self._goals.any()))
         return Spec(
             robot=arm.NAME,
             tasks=names,
-            state_names=observe.PROPRIOCEPTION + (objects if self._state_objects else ()),
+            state_names=observe.PROPRIOCEPTION + (objects if state_objects else ()),
             action_names=self.transform.names,
             action_low=tuple(self.transform.low.tolist()),
             action_high=tuple(self.transform.high.tolist()),
             control_hz=1 / FRAME_S,
+            cameras=cameras,
             privileged_names=(*observe.PROPRIOCEPTION, *objects, "held"),
             prompts=True,
         )
-
-    def _spaces(self) -> None:
-        spec = self.embodiment
-        self.single_observation_space = gym.spaces.Dict(
-            state=gym.spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32),
-            privileged=gym.spaces.Box(-np.inf, np.inf, (len(spec.privileged_names),), np.float32),
-            prompt=gym.spaces.Text(PROMPT_LENGTH, charset=string.printable),
-            time=gym.spaces.Box(0, np.inf, (1,), np.float64),
-        )
-        self.single_action_space = gym.spaces.Box(
-            self.transform.low.astype(np.float32), self.transform.high.astype(np.float32), dtype=np.float32
-        )
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def _observe(self, lanes: np.ndarray, seen: View) -> None:
         """Keep what `lanes` see after a step, a reset or a restore."""
         state = self.engine.state[lanes]
         task = self.scene[lanes, scene.TASK].astype(int)
-        proprioception = observe.proprioception(seen, self.engine.qvel(state))
-        objects = observe.objects(seen, task, self._goals)
-        held = self._count[lanes, _HELD] / self._holds[task]
-        self._privileged[lanes] = np.column_stack([proprioception, objects, held])
-        self._state[lanes] = np.column_stack([proprioception, objects]) if self._state_objects else proprioception
-        self._time[lanes] = state[:, 0]
-
-    def _observation(self, lanes: np.ndarray) -> Observation:
-        return Observation(
-            images={},
-            state=self._state[lanes],
-            prompt=self._prompts[lanes],
-            time=self._time[lanes],
-            privileged=self._privileged[lanes],
+        known = np.column_stack(
+            [
+                observe.proprioception(seen, self.engine.qvel(state)),
+                observe.objects(seen, task, self._goals),
+                self._count[lanes, _HELD] / self._holds[task],
+            ]
         )
-
-    def _gymnasium(self) -> dict[str, Any]:
-        return {
-            "state": self._state.copy(),
-            "privileged": self._privileged.copy(),
-            "prompt": self._prompts.copy(),
-            "time": self._time[:, None].copy(),
-        }
+        pictures = self._cameras.see(self.engine.qpos(state), self.scene[lanes]) if self._cameras and len(lanes) else {}
+        self._seen.keep(lanes, state[:, 0], known, pictures)
 
     def _infos(self, success: np.ndarray, invalid: np.ndarray) -> dict[str, Any]:
         return {

@@ -19,7 +19,7 @@ RELEASED = 0.3
 
 def _bin(name: str, rgba: str) -> str:
     rim = "".join(
-        f'<geom name="{name}_{side}" type="box" pos="{x} {y} 0.006" size="{w} {h} 0.006" rgba="{rgba}"/>'
+        f'<body pos="{x} {y} 0.006"><geom name="{name}_{side}" type="box" size="{w} {h} 0.006" rgba="{rgba}"/></body>'
         for side, x, y, w, h in (
             ("front", HALF, 0, 0.002, HALF),
             ("back", -HALF, 0, 0.002, HALF),

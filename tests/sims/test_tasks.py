@@ -76,8 +76,8 @@ def test_starts_are_varied_and_far_from_each_other(name: str) -> None:
         assert gaps.min() >= scene.CLEARANCE
     assert seen.tip[:, 2].min() > 0.06 and seen.tip[:, 1].std() > 0.03
     assert set(seen.named) == {0, 1, 2}
-    assert len(set(env._prompts)) > 6
-    words = {word for prompt in env._prompts for word in prompt.split()}
+    assert len(set(env._seen.prompt)) > 6
+    words = {word for prompt in env._seen.prompt for word in prompt.split()}
     assert set(scene.COLOURS) <= words and set(scene.SHAPES) <= words
 
 
@@ -87,7 +87,9 @@ def test_every_instruction_names_one_object(name: str) -> None:
     env.reset(seed=0)
     for lane in ALL:
         colours = [list(scene.COLOURS)[int(c)] for c in env.scene[lane, scene.COLOUR]]
-        matching = [i for i in range(3) if colours[i] in env._prompts[lane] and scene.SHAPES[i] in env._prompts[lane]]
+        matching = [
+            i for i in range(3) if colours[i] in env._seen.prompt[lane] and scene.SHAPES[i] in env._seen.prompt[lane]
+        ]
         assert matching == [int(env.scene[lane, scene.NAMED])]
 
 
@@ -139,7 +141,7 @@ def test_bins_lie_on_either_side_and_either_may_be_named() -> None:
     wanted = env.scene[:, scene.WANTED].astype(int)
     assert set(wanted) == {0, 1}
     np.testing.assert_array_equal(env._view(ALL).goal, bins[ALL, wanted])
-    assert all(("white" in p) == (w == 0) for p, w in zip(env._prompts, wanted, strict=True))
+    assert all(("white" in p) == (w == 0) for p, w in zip(env._seen.prompt, wanted, strict=True))
 
 
 # -------------------------------------------------------------------- mixtures
@@ -199,7 +201,7 @@ def test_a_mixture_reaches_the_same_world_as_its_task_alone(mixed: tabletop.Tabl
     alone = tabletop.make(["push"], 1)
     alone.reset(seed=7)
     np.testing.assert_array_equal(alone.engine.state[0], mixed.engine.state[2])
-    assert alone._prompts[0] == mixed._prompts[2]
+    assert alone._seen.prompt[0] == mixed._seen.prompt[2]
 
 
 def test_a_state_without_goals_has_no_goal_entries() -> None:
