@@ -226,21 +226,27 @@ for _ in sys.stdin:  # one line asks for one victim, forked so that torch is imp
 """
 
 
+def noted(log: Path) -> int:
+    """The last version that was saved whole; 0 while there is none, or while the note is being written."""
+    return int(log.read_text() or 0) if log.exists() else 0
+
+
 def test_twenty_kills_while_saving_lose_no_finished_checkpoint(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     folder, log = tmp_path / "checkpoints", tmp_path / "log"
     command = [sys.executable, "-c", SAVER, str(folder), str(log)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as saver:
         assert saver.stdin and saver.stdout
+        finished = 0
         for _ in range(20):
             print("next", file=saver.stdin, flush=True)
             victim = int(saver.stdout.readline())
-            time.sleep(random.uniform(0.02, 0.12))
+            while noted(log) <= finished:  # at least one save of its own
+                time.sleep(0.002)
+            time.sleep(random.uniform(0.0, 0.05))
             os.kill(victim, signal.SIGKILL)
             assert saver.stdout.readline() == "dead\n"
-            finished = int(log.read_text() or 0) if log.exists() else 0
-            if finished == 0 and not checkpoint.versions(folder):
-                continue  # killed within the very first save
+            finished = max(finished + 1, noted(log))
             found = checkpoint.load(folder)
             assert found.version >= finished
             assert all(torch.equal(t, torch.full((1000,), float(found.version))) for t in found.model.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,50 +29,69 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(target)}
 
 
-def command(*words: str, environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "embodied.cli.main", *words]
-    return subprocess.run(line, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+SCRIPT = """
+import sys
+import numpy as np
+import embodied
+from embodied import plugins, tree
+from embodied.cli.main import main
+
+def say(*words):
+    print("EXIT", main(words), flush=True)
+
+say("train", "experiment=acme_rail", "run.name=a")
+say("train", "sim=acme_rail", "sim.length=3", "--cfg")
+say("train", "sim=acme_rail", "sim.lenght=3")
+
+# The policy it left drives the package's robot.
+robot = plugins.load("embodied.robots", "acme_cart")(start=0.3)
+assert robot.spec.robot == "cart"
+robot.connect()
+seen = tree.map(lambda leaf: leaf[None], robot.observe())
+executed = robot.act(embodied.load("runs/a").act(seen, explore=False).actions[0, 0])
+assert executed.shape == (1,) and np.isfinite(robot.observe().state).all()
+robot.stop()
+robot.disconnect()
+print("DROVE")
+"""
+
+
+@pytest.fixture(scope="module")
+def session(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
+    """Use the package in one fresh interpreter: its folder, what each command printed, and its complaints."""
+    folder = tmp_path_factory.mktemp("work")
+    line = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(line, env=installed, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder, re.split(r"(?<=EXIT \d)\n", done.stdout), done.stderr
 
 
 def test_an_experiment_of_the_package_trains_its_policy_in_its_simulator_by_its_algorithm(
-    installed: dict[str, str], tmp_path: Path
+    session: tuple[Path, list[str], str],
 ) -> None:
-    done = command("train", "experiment=acme_rail", "run.name=a", environment=installed, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    config = (tmp_path / "runs" / "a" / "config.yaml").read_text()
+    folder, outputs, _ = session
+    assert outputs[0].endswith("EXIT 0")
+    config = (folder / "runs" / "a" / "config.yaml").read_text()
     assert "name: acme_rail" in config and "name: acme_linear" in config and "acme.algorithm.BestOfBatch" in config
-    records = [json.loads(line) for line in (tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / "runs" / "a" / "metrics.jsonl").read_text().splitlines()]
     [update] = [record for record in records if record["phase"] == "rl"]
     assert update["loss/policy"] > 0 and update["policy_version"] == 1
-    summary = json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())
+    summary = json.loads((folder / "runs" / "a" / "summary.json").read_text())
     assert [(row["phase"], row["task"]) for row in summary["eval"]][-2:] == [("final", "centre"), ("final", "all")]
 
-    # The policy it left drives the package's robot.
-    drive = (
-        "import numpy as np, embodied\n"
-        "from embodied import plugins, tree\n"
-        "robot = plugins.load('embodied.robots', 'acme_cart')(start=0.3)\n"
-        "assert robot.spec.robot == 'cart'\n"
-        "robot.connect()\n"
-        "chunk = embodied.load('runs/a').act(tree.map(lambda leaf: leaf[None], robot.observe()), explore=False)\n"
-        "executed = robot.act(chunk.actions[0, 0])\n"
-        "assert executed.shape == (1,) and np.isfinite(robot.observe().state).all()\n"
-        "robot.stop(); robot.disconnect()\n"
-    )
-    subprocess.run([sys.executable, "-c", drive], env=installed, cwd=tmp_path, check=True, timeout=60)
+
+def test_the_policy_it_left_drives_the_packages_robot(session: tuple[Path, list[str], str]) -> None:
+    assert session[1][-1] == "DROVE\n"
 
 
 def test_a_plugin_without_a_file_is_chosen_by_name_and_its_settings_are_checked(
-    installed: dict[str, str], tmp_path: Path
+    session: tuple[Path, list[str], str],
 ) -> None:
-    done = command("train", "sim=acme_rail", "sim.length=3", "--cfg", environment=installed, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "sim:\n  name: acme_rail\n  length: 3.0\n  time_limit: 6\n" in done.stdout
-    wrong = command("train", "sim=acme_rail", "sim.lenght=3", environment=installed, folder=tmp_path)
-    assert wrong.returncode == 2
+    _, outputs, complaints = session
+    assert "sim:\n  name: acme_rail\n  length: 3.0\n  time_limit: 6\n" in outputs[1] and outputs[1].endswith("EXIT 0")
+    assert outputs[2].endswith("EXIT 2")
     assert (
-        "Unknown setting 'sim.lenght'. Did you mean 'length'? sim (acme_rail) takes: length, time_limit."
-        in wrong.stderr
+        "Unknown setting 'sim.lenght'. Did you mean 'length'? sim (acme_rail) takes: length, time_limit." in complaints
     )
 
 

@@ -169,7 +169,7 @@ def test_interruption_leaves_with_a_word_and_no_traceback() -> None:
     ) as child:
         assert child.stdout and child.stdout.readline() == "up\n"
         os.kill(child.pid, signal.SIGINT)
-        _, error = child.communicate(timeout=10)
+        _, error = child.communicate(timeout=60)
     assert (child.returncode, error) == (cli.FAILED, "embodied: interrupted\n")
 
 
