@@ -31,6 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         }
     ),
     frozenset({"agent", "parallel"}),
+    frozenset({"shards"}),
     frozenset({"data", "rollout", "transport", "algorithms"}),
     frozenset({"learner"}),
     frozenset({"cli"}),
