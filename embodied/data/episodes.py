@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import google_crc32c
+import numpy as np
 
 from ..journal import Files, seal, unseal
 from . import layout
@@ -45,8 +47,10 @@ def publish(files: Files, staged: Path, target: Path, row: Row, head: layout.Hea
     files.sync_folder(target.parent)
 
 
-def load(files: Files, folder: Path) -> tuple[Row, layout.Head, layout.Tables]:
-    """Read an episode, checking size and crc32c of every file."""
+def load(
+    files: Files, folder: Path, out: Mapping[str, Sequence[np.ndarray]] | None = None
+) -> tuple[Row, layout.Head, layout.Tables]:
+    """Read an episode, checking size and crc32c of every file; `out` as for `layout.decode`."""
     try:
         facts = unseal(files.read(folder / MANIFEST))
     except (OSError, ValueError) as error:
@@ -60,7 +64,10 @@ def load(files: Files, folder: Path) -> tuple[Row, layout.Head, layout.Tables]:
         if len(content) != size or google_crc32c.value(content) != total:
             raise DamageError(f"Episode '{folder.name}': {name} is damaged ({len(content)} bytes, {size} were written).")
         contents[name] = content
-    return Row(**facts["row"]), layout.head(facts["head"]), layout.decode(contents)
+    try:
+        return Row(**facts["row"]), layout.head(facts["head"]), layout.decode(contents, out)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamageError(f"Episode '{folder.name}': {error}.") from error
 
 
 def _folders(folder: Path, contents: dict[str, bytes]) -> list[Path]:

@@ -62,6 +62,7 @@ class Replay:
         self._refresh()
         self._windows = Windows(
             self._sources,
+            self._view,
             horizon=horizon,
             gamma=gamma,
             successors=successors,
@@ -84,8 +85,7 @@ class Replay:
         draw = self._arcs.draw(self._view, random, self._batch_size)
         self._batch += 1
         ahead = self._arcs.coming(self._view, LOOK_AHEAD * self._batch_size)
-        self._windows.cache.prefetch(self._view.keys[i] for i in ahead)
-        return self._windows.batch(self._view, draw)
+        return self._windows.batch(self._view, draw, ahead)
 
     def __len__(self) -> int:
         """Frames that a window can start from."""
@@ -156,6 +156,7 @@ class Demonstrations:
         self._view = View([(0, row) for row in source.rows], [""], seed=seed, version=0)
         self._windows = Windows(
             [source],
+            self._view,
             horizon=horizon,
             gamma=gamma,
             successors=False,
@@ -179,9 +180,8 @@ class Demonstrations:
     def __next__(self) -> Transition:
         chosen = self._take(self._batch_size)
         ahead = self._shuffled(self._pass)[self._at : self._at + LOOK_AHEAD * self._batch_size]
-        self._windows.cache.prefetch(self._view.keys[i] for i in dict.fromkeys(self._locate(ahead)[0].tolist()))
-        episode, start = self._locate(chosen)
-        return self._windows.batch(self._view, Draw(episode, start, np.zeros(len(chosen), bool)))
+        draw = Draw(*self._locate(chosen), np.zeros(len(chosen), bool))
+        return self._windows.batch(self._view, draw, dict.fromkeys(self._locate(ahead)[0].tolist()))
 
     def _take(self, count: int) -> np.ndarray:
         taken: list[np.ndarray] = []

@@ -13,7 +13,7 @@ Chunks that happen to be zero are written, and a missing one is an error, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,13 +21,16 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.array_spec import ArrayConfigParams
-from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
 from ..types import Episode, Trace
+from . import shards
 
 CHUNK_ROWS = 16
 """Pictures per inner chunk: what is decoded at once where one picture is wanted."""
+LEVEL = -1
+"""Of zstd. Beside level 1, noisy pictures take 16 % more space, decode 8 times and encode 2.6 times as fast (0.1 and
+0.65 ms for 64 frames of two 64x64 cameras); flat ones are the same."""
 STRICT: ArrayConfigParams = {"write_empty_chunks": True, "read_missing_chunks": False}
 
 Tables = dict[str, np.ndarray]
@@ -165,33 +168,44 @@ def encode(tables: Tables) -> dict[str, bytes]:
         if table.dtype.names is not None:
             attributes["columns"] = [[n, table.dtype[n].base.str, list(table.dtype[n].shape)] for n in table.dtype.names]
             rows = table.view(np.uint8).reshape(len(table), table.dtype.itemsize)
-        depth = min(len(rows), CHUNK_ROWS if rows.ndim > 2 else len(rows))
+        depth = CHUNK_ROWS if rows.ndim > 2 else len(rows)
         whole = -(-len(rows) // depth) * depth
         root.create_array(
             name,
             data=rows,
             chunks=(depth, *rows.shape[1:]),
             shards=(whole, *rows.shape[1:]),
-            compressors=[ZstdCodec(level=1), Crc32cCodec()],
+            compressors=[ZstdCodec(level=LEVEL), Crc32cCodec()],
             attributes=attributes,
             config=STRICT,
         )
     return {path: buffer.to_bytes() for path, buffer in files.items()}
 
 
-def decode(files: Mapping[str, bytes]) -> Tables:
-    """Decode what `encode` made. The one place where arrays of a store are opened; a missing chunk raises."""
-    store = MemoryStore({path: cpu.Buffer.from_bytes(content) for path, content in files.items()}, read_only=True)
-    tables = {}
+def decode(files: Mapping[str, bytes], out: Mapping[str, Sequence[np.ndarray]] | None = None) -> Tables:
+    """Decode what `encode` made. The one place where arrays of a store are opened.
+
+    Arrays named in `out` go there, CHUNK_ROWS rows a piece, and not into the result. ValueError, naming the array,
+    if one is missing or not what was written.
+    """
+    tables: Tables = {}
     for path in files:
         name, _, leaf = path.rpartition("/")
         if leaf != "zarr.json" or not name or name == "images":
             continue
-        array = zarr.open_array(store, path=name, mode="r", config=STRICT)
-        rows = np.asarray(array[...])
-        if "columns" in array.attrs:
-            columns: Any = array.attrs["columns"]
+        try:
+            shard = shards.plan(files[path])
+            content = files[f"{name}/{shard.key}"]
+            if out is not None and name in out and shard.rows == CHUNK_ROWS:
+                shards.decode(shard, content, out[name])
+                continue
+            rows = np.empty((shard.chunks * shard.rows, *shard.shape[1:]), np.uint8)
+            shards.decode(shard, content, np.split(rows, shard.chunks))
+        except (ValueError, KeyError, IndexError) as error:
+            raise ValueError(f"array {name}: {error}") from error
+        tables[name] = rows[: shard.shape[0]]
+        if "columns" in shard.attributes:
+            columns = shard.attributes["columns"]
             dtype = np.dtype([(field, kind, tuple(shape)) for field, kind, shape in columns])
-            rows = np.ascontiguousarray(rows).view(dtype).reshape(len(rows))
-        tables[name] = rows
+            tables[name] = tables[name].view(dtype).reshape(len(tables[name]))
     return tables

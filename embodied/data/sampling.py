@@ -16,7 +16,7 @@ import numpy as np
 
 from .sources import View
 
-REUSE = 2
+REUSE = 4
 """How often a frame is drawn on average while its episode is in memory, where not all fit."""
 
 

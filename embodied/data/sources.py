@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ..types import Episode
 from . import layout
+from .cache import Key
 from .columns import Columns
 from .index import Row, summarise
 
@@ -33,8 +34,8 @@ class Source(Protocol):
         """Numbers per frame beside the episodes."""
         ...
 
-    def load(self, id: str) -> layout.Tables:
-        """Read the tables of one episode."""
+    def load(self, id: str, out: Mapping[str, Sequence[np.ndarray]] | None = None) -> layout.Tables:
+        """Read the tables of one episode. Arrays named in `out` may go there instead, CHUNK_ROWS rows a piece."""
         ...
 
 
@@ -51,19 +52,15 @@ class Memory:
     def columns(self) -> Columns:
         raise ValueError("Episodes in memory have no columns. Give the store that holds them.")
 
-    def load(self, id: str) -> layout.Tables:
+    def load(self, id: str, out: Mapping[str, Sequence[np.ndarray]] | None = None) -> layout.Tables:
         return layout.split(self._episodes[int(id)])[1]
-
-
-Key = tuple[int, str]
-"""Number of the source, id of the episode in it."""
 
 
 class View:
     """What can be drawn from at one moment: the episodes of all sources, as arrays [E]."""
 
     def __init__(self, rows: Sequence[tuple[int, Row]], names: Sequence[str], *, seed: int, version: int) -> None:
-        self.keys: list[Key] = [(source, row.id) for source, row in rows]
+        self.keys: list[Key] = [Key(source, row.id, row.length + 1, row.starts + 1) for source, row in rows]
         self.version = version
         """The learner's, for bounds on staleness."""
         self.source = np.array([names[source] for source, _ in rows])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -137,14 +137,16 @@ class Store:
         head, tables = self._load(id)
         return replace(layout.join(head, tables), success=self.row(id).success)
 
-    def load(self, id: str) -> layout.Tables:
-        """Read one episode as tables."""
-        return self._load(id)[1]
+    def load(self, id: str, out: Mapping[str, Sequence[np.ndarray]] | None = None) -> layout.Tables:
+        """Read one episode as tables; arrays named in `out` go there instead, CHUNK_ROWS rows a piece."""
+        return self._load(id, out)[1]
 
-    def _load(self, id: str) -> tuple[layout.Head, layout.Tables]:
+    def _load(
+        self, id: str, out: Mapping[str, Sequence[np.ndarray]] | None = None
+    ) -> tuple[layout.Head, layout.Tables]:
         row = self.row(id)
         try:
-            return episodes.load(self._files, episodes.home(self.path, row))[1:]
+            return episodes.load(self._files, episodes.home(self.path, row), out)[1:]
         except episodes.DamageError:
             self.row(id)  # gone while it was read: evicted, not damaged
             raise

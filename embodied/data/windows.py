@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from ..types import SOURCES, ActionChunk, Observation, Transition
 from . import layout
-from .cache import Cache
+from .cache import Cache, Columns, Key
 from .sampling import Draw, window
 from .sources import Source, View
 
@@ -19,12 +18,12 @@ class Loader:
 
     def __init__(self, sources: Sequence[Source], *, advantage: str | None, reward: str | None) -> None:
         self._sources, self._advantage, self._reward = sources, advantage, reward
+        self.pictured = bool(sources[0].cameras)
 
-    def __call__(self, key: Any) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+    def __call__(self, key: Key, out: Mapping[str, Sequence[np.ndarray]]) -> tuple[Columns, Columns]:
         """Columns by observation row (frame columns get one more row, a copy of the last) and by picture."""
-        number, id = key
-        source = self._sources[number]
-        tables = source.load(id)
+        source, id = self._sources[key.source], key.id
+        tables = source.load(id, out)
         frames, observed = tables["frames"], tables["observations"]
         columns = {name: frames[name] for name in ("action", "version", "reward")}
         if self._reward is not None:
@@ -36,7 +35,7 @@ class Loader:
         human = np.flatnonzero(frames["source"] == SOURCES.index("human"))
         rows["human"] = np.append(human, np.full(len(observed) - len(human), -1))  # [n]: the n-th frame of a person
         pictures = {name: table for name, table in tables.items() if name.startswith("images/")}
-        if pictures:
+        if self.pictured:
             pictured = np.flatnonzero(observed["image"] >= 0)
             pictures["row"] = pictured
             after = np.searchsorted(pictured, np.arange(len(observed)), side="right")
@@ -52,6 +51,7 @@ class Windows:
     def __init__(
         self,
         sources: Sequence[Source],
+        view: View,
         *,
         horizon: int,
         gamma: float,
@@ -66,30 +66,34 @@ class Windows:
             raise ValueError(f"The sources have cameras {' and '.join(map(str, layouts))}. Give sources with the same ones.")
         self._cameras = layouts[0]
         load = Loader(sources, advantage=advantage, reward=reward)
-        size = next((_frame_bytes(load((i, s.rows[0].id))) for i, s in enumerate(sources) if len(s.rows)), 1)
-        self.frames = int(0.75 * cache_bytes / size)
-        """Frames of which the cache holds all at once, with room for those that are loaded ahead."""
-        self.cache = Cache(load, cache_bytes)
+        self.cache = Cache(load, load(view.keys[0], {}), cache_bytes)
+        size = sum(self.cache.size(key) for key in view.keys) / view.starts.sum()
+        self.frames = int(cache_bytes / size) if size * view.starts.sum() <= cache_bytes else int(0.75 * cache_bytes / size)
+        """Frames that the cache holds, less those that are loaded ahead where not all fit."""
 
-    def batch(self, view: View, draw: Draw) -> Transition:
-        """Gather the windows [B] that begin where `draw` says."""
+    def batch(self, view: View, draw: Draw, ahead: Iterable[int]) -> Transition:
+        """Gather the windows [B] that begin where `draw` says; episodes `ahead` are loaded meanwhile."""
         cache, episode = self.cache, draw.episode
         unique, inverse = np.unique(episode, return_inverse=True)
-        slots = cache.slots(view.keys[i] for i in unique)[inverse]
+        slots = cache.slots([view.keys[i] for i in unique])[inverse]
+        cache.prefetch(view.keys[i] for i in ahead)
+        return self._gather(view, draw, slots, sparse=bool((view.starts[unique] < view.length[unique]).any()))
+
+    def _gather(self, view: View, draw: Draw, slots: np.ndarray, *, sparse: bool) -> Transition:
+        cache, episode = self.cache, draw.episode
         frame = self._frame(view, draw, slots)
         end = view.length[episode]
-        sparse = bool((view.starts[unique] < view.length[unique]).any())
         if sparse and self._successors and self._cameras:
             end = np.minimum(end, cache.rows("seen_next", slots, frame))
-        ahead, valid = window(frame, end, self._horizon)
+        reached, valid = window(frame, end, self._horizon)
         executed = valid.sum(1)
         after = frame + executed
         done = after == view.length[episode]
         final = done & view.terminated[episode]
-        reward = cache.rows("reward", slots[:, None], ahead) * valid  # [B, H]
+        reward = cache.rows("reward", slots[:, None], reached) * valid  # [B, H]
         return Transition(
             obs=self._observe(view, episode, slots, frame, frame, pictures=True),
-            chunk=ActionChunk(actions=cache.rows("action", slots[:, None], ahead), version=cache.rows("version", slots, frame)),
+            chunk=ActionChunk(actions=cache.rows("action", slots[:, None], reached), version=cache.rows("version", slots, frame)),
             executed=executed,
             reward=(reward @ self._gamma ** np.arange(self._horizon)).astype(np.float32),
             discount=np.where(final, 0.0, self._gamma**executed).astype(np.float32),
@@ -131,6 +135,3 @@ class Windows:
             time=self.cache.rows("time", slots, rows),
         )
 
-
-def _frame_bytes(loaded: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]) -> int:
-    return sum(column.nbytes for columns in loaded for column in columns.values()) // max(len(loaded[0]["time"]) - 1, 1) + 1

@@ -22,7 +22,7 @@ from .episodes import SPEC, STATE_SPEC, make_episode
 
 LENGTHS = (3, 2, 4, 9, 1)
 EPISODES = [make_episode(n, seed=n, success=n % 2 == 0) for n in LENGTHS]
-SMALL = 30_000
+SMALL = 50_000
 """Bytes of cache that hold a part of twenty episodes."""
 
 
