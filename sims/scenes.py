@@ -15,6 +15,8 @@ from .scene import ARM_DOFS, HALF_HEIGHT, NAMED, SHAPES, TASK, WANTED, Task, Vie
 
 REFERENTS = 2
 """The object and the goal that the instruction names."""
+LAG, SPEED = 0.02, 0.4
+"""rad and rad/s: spread of joints about their commands and of their velocities, so that seeing works in motion, too."""
 NEAR_SHARE, HELD_SHARE, MOVED_SHARE = 0.5, 0.2, 0.5
 """Scenes with the tip near the named object, with an object between the fingers, and with one that was moved."""
 
@@ -43,6 +45,7 @@ def scatter_scenes(
     held = np.flatnonzero(rng.random(count) < HELD_SHARE)
     _hold(objects, command, held, np.where(rng.random(count) < 0.7, named, which))
     qpos[:, :ARM_DOFS] = arm.servo(command)
+    qpos[:, : ARM_DOFS - 1] += rng.normal(size=(count, ARM_DOFS - 1)) * LAG * rng.random((count, 1))
     return qpos, command, scene
 
 
@@ -90,8 +93,10 @@ def _hold(objects: np.ndarray, command: np.ndarray, lanes: np.ndarray, which: np
 
 def show(model: mujoco.MjModel, tasks: Sequence[Task], cameras: Cameras, count: int, seed: int) -> Scenes:
     """Draw `count` random scenes from `seed`, picture and label them."""
-    qpos, command, rows = scatter_scenes(np.random.default_rng(seed), tasks, count)
+    rng = np.random.default_rng(seed)
+    qpos, command, rows = scatter_scenes(rng, tasks, count)
     qvel = np.zeros((count, model.nv))
+    qvel[:, :ARM_DOFS] = rng.normal(size=(count, ARM_DOFS)) * SPEED * rng.random((count, 1))
     seen = view(qpos, qvel, command, rows)
     pictures = cameras.see(qpos, rows, full=True)
     goals = np.array([bool(task.goals) for task in tasks])
