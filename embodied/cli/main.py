@@ -18,6 +18,7 @@ COMMANDS = {
     "sft": "supervised training from a store",
     "eval": "evaluate a checkpoint",
     "report": "rebuild a run's report.html",
+    "data": "look at, check, repair and convert stores",
     "bench": "measure this machine",
     "doctor": "say what works here",
 }

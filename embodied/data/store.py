@@ -151,6 +151,17 @@ class Store:
             self.row(id)  # gone while it was read: evicted, not damaged
             raise
 
+    def check(self, id: str) -> None:
+        """Read one episode with every file checked, and hold its row against its manifest; DamageError if not sound."""
+        row = self.row(id)
+        written, head, _ = episodes.load(self._files, episodes.home(self.path, row))
+        if written._replace(success=row.success, sequence=row.sequence) != row or head.schema != self.spec.schema:
+            raise episodes.DamageError(f"Episode '{id}': the index and EPISODE.json differ.")
+
+    def quarantine(self, broken: Mapping[str, str]) -> None:
+        """Set damaged episodes (id to reason) aside, so that the rest can be used."""
+        self._writing().set_aside(dict(broken))
+
     @property
     def cameras(self) -> tuple[tuple[str, int, int], ...]:
         return self.spec.cameras

@@ -1,0 +1,1 @@
+"""Doors to the formats people have."""
