@@ -20,8 +20,8 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from .cameras import Picture, Props
 from .look import CAMERAS, Appearance, move_cameras
+from .pictures import Picture, Props
 from .raycast import Poses, place
 from .scene import Task
 

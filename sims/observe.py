@@ -11,7 +11,7 @@ import numpy as np
 
 from ..types import Observation, Spec
 from . import arm
-from .cameras import Picture
+from .pictures import Picture
 from .scene import ARM_DOFS, View
 
 PROMPT_LENGTH = 128

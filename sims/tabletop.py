@@ -21,8 +21,9 @@ from gymnasium.vector.utils import batch_space
 from .. import plugins
 from ..types import ChunkResult, Observation, Scenes, Spec
 from . import arm, look, observe, scene
-from .cameras import Cameras, Kind, Picture, make_cameras
+from .cameras import Cameras, Kind, make_cameras
 from .engine import Engine
+from .pictures import Picture
 from .scene import Task, View
 from .scenes import show
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from embodied.sims import analytic, gl, look, scene, tabletop
 from embodied.sims.analytic import AnalyticCaster
-from embodied.sims.cameras import Props, RayCameras
 from embodied.sims.multi_ray import MultiRayCaster
+from embodied.sims.pictures import Props, RayCameras
 from embodied.sims.raycast import RayCaster, pixel_rays, place
 from embodied.sims.tabletop import Tabletop
 
