@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from ..types import ChunkResult, Observation, Spec
+from .lanes import check_step, lanes_to_reset
 
 Path = tuple[str, ...]
 
@@ -82,16 +83,9 @@ class GymLanes(gymnasium.vector.VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        options = dict(options or {})
-        mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, bool)))
-        if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
-            raise ValueError(
-                f"reset_mask must be bool [{self.num_envs}] with at least one lane set, got {mask.dtype} {mask.shape}."
-            )
-        for lane in np.flatnonzero(mask):
-            observation, _ = self.envs[lane].reset(
-                seed=None if seed is None else seed + int(lane), options=options or None
-            )
+        inner = {key: value for key, value in (options or {}).items() if key != "reset_mask"} or None
+        for lane in lanes_to_reset(options, self.num_envs):
+            observation, _ = self.envs[lane].reset(seed=None if seed is None else seed + int(lane), options=inner)
             self._frame[lane] = 0
             self._ended[lane] = False
             self._keep(lane, observation)
@@ -105,7 +99,8 @@ class GymLanes(gymnasium.vector.VectorEnv):
 
     def step_chunk(self, actions: np.ndarray, lanes: np.ndarray) -> ChunkResult:
         """Run actions [n, H, A] in `lanes` [n]; each lane stops at its own end."""
-        n, frames = self._check(actions, lanes)
+        check_step(actions, lanes, self._ended[lanes], self.embodiment.action_names)
+        n, frames = actions.shape[:2]
         reward = np.zeros((n, frames), np.float32)
         executed = np.zeros(n, np.int64)
         terminated, truncated, success = np.zeros((3, n), bool)
@@ -142,25 +137,6 @@ class GymLanes(gymnasium.vector.VectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         for env in self.envs:
             env.close()
-
-    def _check(self, actions: np.ndarray, lanes: np.ndarray) -> tuple[int, int]:
-        width = self.embodiment.action_dim
-        if actions.ndim != 3 or actions.shape[0] != len(lanes) or actions.shape[1] < 1 or actions.shape[2] != width:
-            raise ValueError(f"actions has shape {actions.shape}; {len(lanes)} lanes take [{len(lanes)}, H, {width}].")
-        wrong = np.argwhere(~np.isfinite(actions))
-        if len(wrong):
-            i, frame, dim = wrong[0]
-            raise ValueError(
-                f"Action '{self.embodiment.action_names[dim]}' of lane {lanes[i]}, frame {frame} of the chunk, is "
-                f"{actions[i, frame, dim]}; actions must be finite."
-            )
-        ended = np.asarray(lanes)[self._ended[lanes]]
-        if len(ended):
-            raise RuntimeError(
-                f"Lane {ended[0]} has ended or was never reset ({len(ended)} such lanes); reset it before stepping "
-                "with options={'reset_mask': ...}."
-            )
-        return actions.shape[0], actions.shape[1]
 
     def _spec(self, name: str, env: gymnasium.Env[Any, Any]) -> Spec:
         """Sort the observation's entries into state, pictures and prompt, and describe them."""

@@ -23,6 +23,7 @@ from ..types import ChunkResult, Observation, Scenes, Spec
 from . import arm, look, observe, scene
 from .cameras import Cameras, Kind, make_cameras
 from .engine import Engine
+from .lanes import check_step, lanes_to_reset
 from .pictures import Picture
 from .scene import Task, View
 from .scenes import show
@@ -141,14 +142,7 @@ class Tabletop(gym.vector.VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        mask: np.ndarray = np.ones(self.num_envs, bool)
-        if options is not None and "reset_mask" in options:
-            mask = np.asarray(options["reset_mask"])
-            if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
-                raise ValueError(
-                    f"reset_mask must be bool [{self.num_envs}] with at least one lane set, got {mask.dtype} {mask.shape}."
-                )
-        lanes: np.ndarray = np.flatnonzero(mask)
+        lanes = lanes_to_reset(options, self.num_envs)
         self._seed(lanes, seed)
         self._begin(lanes)
         self._observe(lanes, self._view(lanes))
@@ -180,7 +174,8 @@ class Tabletop(gym.vector.VectorEnv):
 
     def step_chunk(self, actions: np.ndarray, lanes: np.ndarray) -> ChunkResult:
         """Run actions [n, H, A] in `lanes` [n]; each lane stops at its own end, frames after it never happened."""
-        lanes = self._check(actions, lanes)
+        lanes = np.asarray(lanes)
+        check_step(actions, lanes, self._count[lanes, _ENDED] == 1, self.transform.names)
         n, frames = actions.shape[:2]
         targets = self.transform.targets(self.command[lanes], actions)  # [n, H, 6]
         after, sane = self.engine.run(lanes, arm.servo(targets))  # [n, H, P]
@@ -246,26 +241,6 @@ class Tabletop(gym.vector.VectorEnv):
         return [self.tasks[int(index)].name for index in self.scene[lanes, scene.TASK]]
 
     # ---------------------------------------------------------------- inside
-
-    def _check(self, actions: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        lanes = np.asarray(lanes)
-        width = len(self.transform.names)
-        if actions.ndim != 3 or actions.shape[0] != len(lanes) or actions.shape[1] < 1 or actions.shape[2] != width:
-            raise ValueError(f"actions has shape {actions.shape}; {len(lanes)} lanes take [{len(lanes)}, H, {width}].")
-        wrong = np.argwhere(~np.isfinite(actions))
-        if len(wrong):
-            lane, frame, dim = wrong[0]
-            raise ValueError(
-                f"Action '{self.transform.names[dim]}' of lane {lanes[lane]}, frame {frame} of the chunk, is "
-                f"{actions[lane, frame, dim]}; actions must be finite."
-            )
-        ended = lanes[self._count[lanes, _ENDED] == 1]
-        if len(ended):
-            raise RuntimeError(
-                f"Lane {ended[0]} has ended or was never reset ({len(ended)} such lanes); reset it before stepping "
-                "with options={'reset_mask': ...}."
-            )
-        return lanes
 
     def _seed(self, lanes: np.ndarray, seed: int | None) -> None:
         if seed is not None:
