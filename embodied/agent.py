@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,9 +23,12 @@ class FlowAgent(nn.Module):
     steps are drawn and traced. Rollout (`act`) and learner (`replay`) call the same transition.
     """
 
-    def __init__(self, policy: FlowPolicy, sampler: Sampler | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self, policy: FlowPolicy, sampler: Sampler | None = None, *, contexts: Literal["device", "host"] = "device", seed: int = 0
+    ) -> None:
+        """`contexts` is where those of a rollout wait for the learner: a large model's may not fit the device."""
         super().__init__()
-        self.policy = policy
+        self.policy, self.contexts = policy, contexts
         self.sampler = Sampler() if sampler is None else sampler
         self.noise_head = (
             NoiseHead(policy.feature_dim, policy.action_dim) if self.sampler.noise == "learned" else None
@@ -66,8 +70,11 @@ class FlowAgent(nn.Module):
             actions=actions.float().cpu().numpy(),
             version=version.cpu().numpy(),
             trace=None if trace is None else tree.to_numpy(trace),
-            context=context if explore and self.policy.frozen_prefix else None,
+            context=self._kept(context) if explore and self.policy.frozen_prefix else None,
         )
+
+    def _kept(self, context: Context) -> Context:
+        return context if self.contexts == "device" else tree.to(context, "cpu")
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Context:

@@ -22,13 +22,14 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 import torch
 from lerobot.policies.common.vla_utils import pad_vector
-from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
+from lerobot.utils.constants import OBS_STATE
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
 
+from .. import tree
 from ..interfaces import Context, Precision, Velocity
 from ..types import Observation, Spec
 from . import folders, instances, lora
@@ -73,6 +74,11 @@ class Family(Protocol):
 
     @staticmethod
     def write_random(folder: Path, spec: Spec, size: instances.Size, statistics: bool) -> None: ...
+
+    @staticmethod
+    def sampler_steps(config: Any) -> int:
+        """K of LeRobot's own sampler."""
+        ...
 
     def save_backbone(self, folder: Path) -> None:
         """Write beside the tokenizer what else the constructor would fetch from a hub."""
@@ -223,14 +229,23 @@ class LeRobotPolicy(nn.Module):
             self.config.save_pretrained(folder)
             (folder / folders.APART).touch()
 
-    def lerobot_actions(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Normalised actions [B, H, spec.action_dim] of LeRobot's own sampler for the same noise, to compare with."""
-        state, tokens, mask = self.processors.tokenise(obs.state, _texts(obs.prompt))
-        batch = {
-            **self._given(obs), OBS_STATE: state.to(noise.device), OBS_LANGUAGE_TOKENS: tokens.to(noise.device),
-            OBS_LANGUAGE_ATTENTION_MASK: mask.to(noise.device),
-        }  # fmt: skip
-        return self.network.predict_action_chunk(batch, noise=noise)
+    # ----------------------------------------------------------------------------------------- LeRobot's own way, to compare
+
+    reference = "lerobot"
+
+    @property
+    def reference_steps(self) -> int:
+        """Denoising steps of LeRobot's sampler."""
+        return self.family.sampler_steps(self.config)
+
+    @torch.no_grad()
+    def reference_act(self, obs: Observation, noise: Tensor | None = None) -> np.ndarray:
+        """Raw actions [B, H, spec.action_dim] as LeRobot makes them: its processors, its sampler, for given noise."""
+        device = next(self.parameters()).device
+        batch = {OBS_STATE: torch.as_tensor(obs.state), "task": _texts(obs.prompt), **self._given(tree.to(obs, "cpu"))}
+        ready = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in self.processors.prepare(batch).items()}
+        actions = self.network.predict_action_chunk(ready, noise=noise)
+        return self.processors.finish(actions).numpy()
 
     # ------------------------------------------------------------------------------------------------------- inside
 

@@ -31,6 +31,10 @@ class PaliGemma:
     def prepare(config: Any, tokenizer: Path | None) -> None:
         config.dtype, config.gradient_checkpointing = "float32", False
 
+    @staticmethod
+    def sampler_steps(config: Any) -> int:
+        return int(config.num_inference_steps)
+
     def save_backbone(self, folder: Path) -> None:
         """Nothing: LeRobot's constructor knows the sizes."""
 

@@ -70,17 +70,30 @@ class Processors(nn.Module):
 
     def tokenise(self, state: Tensor, prompts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised state [B, S], tokens and their mask [B, n], on the CPU; columns that pad every row are dropped."""
-        statistics = self._numbers("state")
-        for step in self.before.steps:
-            if isinstance(step, NormalizerProcessorStep):
-                step.stats = {OBS_STATE: statistics}
-                step.to("cpu", torch.float32)
-        read = self.before({OBS_STATE: state.float().cpu(), "task": list(prompts)})
+        read = self.prepare({OBS_STATE: state.float().cpu(), "task": list(prompts)})
         mask = read[OBS_LANGUAGE_ATTENTION_MASK].bool()
         length = int(mask.sum(1).max())
         if not bool(mask[:, :length].any(0).all()) or bool(mask[:, length:].any()):
             raise ValueError("The checkpoint's tokenizer pads on the left; padding_side must be 'right'.")
         return read[OBS_STATE], read[OBS_LANGUAGE_TOKENS][:, :length], mask[:, :length]
+
+    def prepare(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A raw batch in LeRobot's names through its preprocessing, with the statistics of now."""
+        statistics = self._numbers("state")
+        for step in self.before.steps:
+            if isinstance(step, NormalizerProcessorStep):
+                step.stats = {OBS_STATE: statistics}
+                step.to("cpu", torch.float32)
+        return self.before(batch)
+
+    def finish(self, actions: Tensor) -> Tensor:
+        """Normalised actions [..., A] through LeRobot's postprocessing, with the statistics of now."""
+        statistics = self._numbers("action")
+        for step in self.after.steps:
+            if isinstance(step, UnnormalizerProcessorStep):
+                step.stats = {ACTION: statistics}
+                step.to(actions.device, torch.float32)
+        return self.after(actions)
 
     @property
     def prompt_limit(self) -> int:

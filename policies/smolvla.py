@@ -76,6 +76,10 @@ class _SmolVLA:
         )  # fmt: skip
         write(folder, config, spec, order, padding="longest", statistics=statistics)
 
+    @staticmethod
+    def sampler_steps(config: Any) -> int:
+        return int(config.num_steps)
+
     def save_backbone(self, folder: Path) -> None:
         self.both.config.save_pretrained(folder)
         self.both.processor.save_pretrained(folder)

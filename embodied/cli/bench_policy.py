@@ -64,9 +64,14 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 def _policies() -> tuple[Any, Any]:
     """The first installed policy that acts on state, and the first that learns to see."""
-    classes = [plugins.load(GROUP, name) for name in plugins.names(GROUP)]
-    built = [c for c in classes if isinstance(c, type)]
-    return next(c for c in built if not issubclass(c, Perceives)), next(c for c in built if issubclass(c, Perceives))
+    found: dict[bool, Any] = {}
+    for name in plugins.names(GROUP):  # no further than needed: some take long to import
+        network = plugins.load(GROUP, name)
+        if isinstance(network, type):
+            found.setdefault(issubclass(network, Perceives), network)
+        if len(found) == 2:
+            break
+    return found[False], found[True]
 
 
 class _Bench:

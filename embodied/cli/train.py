@@ -73,6 +73,8 @@ class RolloutSettings:
     """Actions executed of each chunk; all of them when null."""
     group: int = 1
     """Neighbouring lanes that share a restored start (group-relative advantages)."""
+    contexts: Literal["device", "host"] = "device"
+    """Where a frozen encoder's results wait for the learner; a large model's may not fit the device."""
     updates: int = 100
     checkpoint_every: int = 10
 
@@ -140,7 +142,7 @@ class Training:
         self.env: VectorEnv = settings.sim(lanes=settings.rollout.lanes)
         self.tests: VectorEnv = settings.sim(lanes=settings.eval.lanes)
         policy = settings.policy(spec=self.env.embodiment)
-        self.agent = FlowAgent(policy, settings.sampler, seed=settings.seed).to(run.device)
+        self.agent = FlowAgent(policy, settings.sampler, contexts=settings.rollout.contexts, seed=settings.seed).to(run.device)
         path = settings.policy.beside.get("path")
         if path:
             adopt(self.agent, path)

@@ -40,17 +40,16 @@ def noise(policy: Any, batch: int = 4) -> Tensor:
     return torch.randn(batch, policy.horizon, policy.action_dim, generator=torch.Generator().manual_seed(3))
 
 
-def steps(policy: Any) -> int:
-    """K of LeRobot's sampler."""
-    config = policy.config
-    return config.num_steps if config.type == "smolvla" else config.num_inference_steps
-
-
 @torch.no_grad()
 def sample(policy: Any, obs: Observation, x: Tensor) -> Tensor:
     """Normalised actions of our sampler, real dims."""
     field = FlowAgent(policy).field(policy.encode(obs))
-    return generate(field, x, steps=steps(policy), generator=torch.Generator())[0][..., : SPEC.action_dim]
+    return generate(field, x, steps=policy.reference_steps, generator=torch.Generator())[0][..., : SPEC.action_dim]
+
+
+def lerobots(policy: Any, obs: Observation, x: Tensor) -> Tensor:
+    """Normalised actions of LeRobot's sampler for the same noise, its processors before and after."""
+    return policy.processors.action(torch.as_tensor(policy.reference_act(obs, x)))
 
 
 def raw_batch(obs: Observation, cameras: dict[str, str] | None = None) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def raw_batch(obs: Observation, cameras: dict[str, str] | None = None) -> dict[s
 def test_actions_equal_lerobots_sampler_for_the_same_noise(family: str) -> None:
     policy, obs = build(family), seen()
     x = noise(policy)
-    theirs = policy.lerobot_actions(obs, x)
+    theirs = lerobots(policy, obs, x)
     assert float(theirs.abs().max()) > 0.1
     torch.testing.assert_close(sample(policy, obs, x), theirs, rtol=0, atol=1e-5)
 
@@ -77,7 +76,7 @@ def test_an_absent_camera_costs_nothing_and_changes_nothing(family: str) -> None
     policy, whole, obs = build(family, cameras={"front": "front"} | {"wrist": "wrist"}), build(family), seen()
     del policy.features["wrist"]  # a checkpoint's camera that this robot has not
     x = noise(policy)
-    torch.testing.assert_close(sample(policy, obs, x), policy.lerobot_actions(obs, x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(sample(policy, obs, x), lerobots(policy, obs, x), rtol=0, atol=1e-5)
     per_camera = whole.encode(obs)["valid"].shape[1] - policy.encode(obs)["valid"].shape[1]
     assert per_camera > 0
     assert float((sample(whole, obs, x) - sample(policy, obs, x)).abs().max()) > 1e-3  # pictures do count
@@ -98,7 +97,7 @@ def test_actions_in_bfloat16_stay_within_three_percent(family: str) -> None:
     exact, rounded, obs = build(family), build(family, precision="bfloat16"), seen()
     rounded.load_state_dict(exact.state_dict())
     x = noise(exact)
-    ours, theirs = sample(rounded, obs, x), exact.lerobot_actions(obs, x)
+    ours, theirs = sample(rounded, obs, x), lerobots(exact, obs, x)
     assert ours.dtype == torch.float32
     error = float((ours - theirs).square().mean().sqrt() / theirs.square().mean().sqrt())
     assert 0 < error < 0.03
