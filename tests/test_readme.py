@@ -19,9 +19,14 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 LINES = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines() if line.strip()]
 PYTHON = next(block for kind, block in BLOCKS if kind == "python")
 
+_TRAIN = (
+    "supervise.steps=2 supervise.max_steps=2 collect.episodes=1 rollout.lanes=4 rollout.decisions=2 "
+    "algorithm.minibatch=8 eval.lanes=4 eval.episodes=4 eval.final_episodes=4 eval.film=false rollout.updates=1"
+)
 TOY = {
-    "train": "supervise.steps=2 supervise.max_steps=2 collect.episodes=1 rollout.lanes=4 rollout.decisions=2 "
-    "algorithm.minibatch=8 eval.lanes=4 eval.episodes=4 eval.final_episodes=4 rollout.updates=1",
+    # the variants at toy scale; the file's own would supervise for minutes
+    "train -m experiment=reach_controls": f"{_TRAIN} variants={{pi_rl:[],more_supervised:['supervise.extra_s=0.1']}}",
+    "train": _TRAIN,
     "eval": "episodes=4 lanes=4",
     "collect": "episodes=1 lanes=4",
     "sft": "steps=2",

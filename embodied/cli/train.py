@@ -90,6 +90,8 @@ class EvalSettings:
     """Of each of those."""
     final_episodes: int = 512
     """Of the reported start and end, on scenes used for nothing else."""
+    film: bool = True
+    """Leave a video of the start and of the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +197,7 @@ class Training:
             return
         rates = self._measure("sft")
         self.run.figures |= {f"sft/{task}": rate for task, rate in rates.items()}
-        media.film(self.settings.sim, self.agent, self.run.media / "before.mp4", seed=self._seed(phases.REPORTED))
+        self._film("before.mp4")
 
     def supervise_on(self) -> None:
         """The control: spend the time of reinforcement on more supervised training."""
@@ -225,7 +227,11 @@ class Training:
         self.run.figures |= {f"final/{task}": rate for task, rate in rates.items()}
         if "sft/all" in self.run.figures:
             self.run.figures["gain"] = rates["all"] - self.run.figures["sft/all"]
-        media.film(self.settings.sim, self.agent, self.run.media / "after.mp4", seed=self._seed(phases.REPORTED))
+        self._film("after.mp4")
+
+    def _film(self, name: str) -> None:
+        if self.settings.eval.film:
+            media.film(self.settings.sim, self.agent, self.run.media / name, seed=self._seed(phases.REPORTED))
         phases.export(self.agent, self.run)
 
     def _perceive(self, episodes: Sequence[Episode]) -> None:
