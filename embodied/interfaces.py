@@ -192,12 +192,13 @@ class Experience(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Algorithm(Protocol):
-    """Turns batches into better weights."""
+class Algorithm[Batches](Protocol):
+    """Turns batches into better weights; `Batches` is an `Experience`, or what else it learns from."""
 
-    policy: Policy
+    @property
+    def policy(self) -> Policy: ...
 
-    def update(self, batches: Experience) -> dict[str, float]:
+    def update(self, batches: Batches) -> dict[str, float]:
         """Take what it needs from `batches`, improve, and report named figures."""
         ...
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .interfaces import Algorithm, Experience
+from .interfaces import Algorithm
 
 
-def run(
-    algorithm: Algorithm,
-    batches: Experience,
+def run[Batches](
+    algorithm: Algorithm[Batches],
+    batches: Batches,
     *,
     start: int,
     steps: int,

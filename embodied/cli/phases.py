@@ -49,7 +49,7 @@ class Saver:
     description: dict[str, Any]
     phase: str
 
-    def __call__(self, version: int, step: int, algorithm: Algorithm, experience: Any) -> Path:
+    def __call__(self, version: int, step: int, algorithm: Algorithm[Any], experience: Any) -> Path:
         trainer = {
             "phase": self.phase, "step": step, "algorithm": algorithm.state_dict(), "experience": experience.state_dict(),
             "env_steps": self.run.env_steps, "figures": dict(self.run.figures), "evaluations": self.run.evaluations,
@@ -140,7 +140,7 @@ def supervise(
 
 
 def reinforce(
-    algorithm: Algorithm, collector: Collector, run: Run, *, start: int, updates: int, checkpoint_every: int, save: Saver,
+    algorithm: Algorithm[Collector], collector: Collector, run: Run, *, start: int, updates: int, checkpoint_every: int, save: Saver,
     test: Callable[[int], dict[str, float]],
 ) -> None:  # fmt: skip
     """Improve by reinforcement from update `start` to `updates`; `test` measures the policy when it is due."""

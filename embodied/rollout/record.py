@@ -43,7 +43,7 @@ def record(
         tasks = env.task_names(index)
         actions = act(seen, index)
         result = lanes.advance(actions[:, None])
-        for lane in index:
+        for lane in map(int, index):
             columns[lane].append((tree.index(seen, lane), actions[lane], _row(result, lane), lane))
         ended = np.flatnonzero(~lanes.active)
         attempts += len(ended)

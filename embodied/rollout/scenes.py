@@ -24,7 +24,7 @@ class ScenePool:
         """[B, ...] all of them."""
         self._batch_size = batch_size
         self._rng = np.random.default_rng(seed)
-        self._queue = np.zeros(0, np.int64)
+        self._queue: np.ndarray = np.zeros(0, np.int64)
 
     def __iter__(self) -> Iterator[Scenes]:
         return self
