@@ -26,8 +26,9 @@ _TRAIN = (
 TOY = {
     # the variants at toy scale; the file's own would supervise for minutes
     "train -m experiment=reach_controls": f"{_TRAIN} variants={{pi_rl:[],more_supervised:['supervise.extra_s=0.1']}}",
+    "train experiment=tabletop": f"{_TRAIN} perceive.steps=1 perceive.scenes=8 perceive.batch_size=4",
     "train": _TRAIN,
-    "eval": "episodes=4 lanes=4",
+    "eval": "episodes=4 lanes=4 film=false",
     "collect": "episodes=1 lanes=4",
     "sft": "steps=2",
     "bench sim": "pairs=1",
