@@ -24,7 +24,8 @@ def pins() -> dict[str, Requirement]:
 
 def declared() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    return [Requirement(line) for line in (*project["dependencies"], *extras)]
 
 
 def test_every_requirement_is_one_exact_pin() -> None:
