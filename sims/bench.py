@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from mujoco import MjData, rollout
 
-from . import arm, tabletop
+from . import arm, gl, tabletop
+from .cameras import Cameras, Kind, make_cameras
+from .look import CAMERAS
 from .single import TabletopEnv
 
 HORIZON = 4
 LANES = 64
+PICTURE_LANES = 16
+SIZE = 64
+"""Pixels along each side of a picture."""
 
 
 def run(*, pairs: int = 7) -> dict[str, float]:
@@ -22,7 +30,12 @@ def run(*, pairs: int = 7) -> dict[str, float]:
     figures = {"physics_vs_native": physics_vs_native(pairs=pairs)}
     figures |= chunk_step_vs_gym(pairs=pairs)
     figures |= chunk_step_vs_gym(pairs=pairs, substeps=25, suffix="_25")
-    return figures
+    try:
+        gl.backend()
+    except RuntimeError as problem:
+        warnings.warn(f"{problem} The figures against OpenGL are left out.", stacklevel=2)
+        return figures
+    return figures | chunk_step_vs_gym_camera(pairs=pairs) | ray_vs_gl_pictures(pairs=pairs)
 
 
 def physics_vs_native(*, pairs: int = 7) -> float:
@@ -65,11 +78,7 @@ def chunk_step_vs_gym(*, pairs: int = 7, substeps: int = tabletop.SUBSTEPS, suff
     def make() -> gymnasium.Env[dict[str, object], np.ndarray]:
         return TabletopEnv(["reach"], substeps=substeps)
 
-    mode = AutoresetMode.DISABLED
-    others: dict[str, VectorEnv] = {
-        "sync": SyncVectorEnv([make] * LANES, autoreset_mode=mode),
-        "async": AsyncVectorEnv([make] * LANES, autoreset_mode=mode),
-    }
+    others = _gymnasium_lanes(make, LANES)
 
     def frames(other: VectorEnv) -> Callable[[], None]:
         def play() -> None:
@@ -80,17 +89,103 @@ def chunk_step_vs_gym(*, pairs: int = 7, substeps: int = tabletop.SUBSTEPS, suff
 
     def restart() -> None:
         again()
-        for other in others.values():
+        for other in others:
             other.reset(seed=0)
 
-    times = paired([ours, *(frames(other) for other in others.values())], pairs, before=restart)
-    for other in others.values():
+    times = paired([ours, *(frames(other) for other in others)], pairs, before=restart)
+    for other in others:
         other.close()
     env.close()
     ratio: np.ndarray = np.median(times[1:] / times[0], axis=1)
     return {
         f"chunk_step_vs_gym_state{suffix}": float(ratio.min()),
         f"lane_steps_per_s{suffix}": float(HORIZON * LANES / np.median(times[0])),
+    }
+
+
+class GLDecision(gymnasium.Env[dict[str, Any], np.ndarray]):
+    """Our one-lane environment, one decision a step: a chunk of frames, then two pictures by MuJoCo's renderer."""
+
+    def __init__(self) -> None:
+        self._env = TabletopEnv(["reach"])
+        suite = self._env.vector
+        self._cameras = gl.GLCameras(suite.engine.model, suite.tasks, CAMERAS, height=SIZE, width=SIZE)
+        box = gymnasium.spaces.Box
+        pictures = {name: box(0, 255, (SIZE, SIZE, 3), np.uint8) for name in CAMERAS}
+        self.observation_space = gymnasium.spaces.Dict({"seen": self._env.observation_space, **pictures})
+        low, high = (
+            np.array(limit, np.float32) for limit in (suite.embodiment.action_low, suite.embodiment.action_high)
+        )
+        self.action_space = box(np.tile(low, (HORIZON, 1)), np.tile(high, (HORIZON, 1)))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        observation, infos = self._env.reset(seed=seed)
+        return self._with_pictures(observation), infos
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for frame in action:
+            observation, reward, ended, cut, infos = self._env.step(frame)
+            total += reward
+        return self._with_pictures(observation), total, ended, cut, infos
+
+    def _with_pictures(self, observation: dict[str, Any]) -> dict[str, Any]:
+        suite = self._env.vector
+        seen = self._cameras.see(suite.engine.qpos(suite.engine.state), suite.scene)
+        return {"seen": observation, **{name: picture.rgb[0] for name, picture in seen.items()}}
+
+
+def chunk_step_vs_gym_camera(*, pairs: int = 7) -> dict[str, float]:
+    """Time a decision of 4 frames and two 64 x 64 pictures in 16 lanes against Gymnasium with MuJoCo's renderer.
+
+    Gymnasium's side, too, takes pictures once a decision, without shadows, and needs one call for it.
+    """
+    others = _gymnasium_lanes(GLDecision, PICTURE_LANES)
+    env = tabletop.make(["reach"], PICTURE_LANES, cameras=CAMERAS, image_size=SIZE, threads=2)
+    env.reset(seed=0)
+    lanes = np.arange(PICTURE_LANES)
+    moves, start = _moves(env, HORIZON), env.snapshot(lanes)
+
+    def restart() -> None:
+        env.restore(lanes, start)
+        for other in others:
+            other.reset(seed=0)
+
+    def decide(other: VectorEnv) -> Callable[[], object]:
+        return lambda: other.step(moves)
+
+    sides = [lambda: env.step_chunk(moves, lanes), *(decide(other) for other in others)]
+    times = paired(sides, pairs, before=restart)
+    for other in (env, *others):
+        other.close()
+    ratio: np.ndarray = np.median(times[1:] / times[0], axis=1)
+    return {"chunk_step_vs_gym_camera": float(ratio.min())}
+
+
+def ray_vs_gl_pictures(*, pairs: int = 7) -> dict[str, float]:
+    """Time 64 x 64 pictures, both cameras of 64 lanes, by rays against MuJoCo's renderer without shadows."""
+    env = _playing(tabletop.SUBSTEPS)
+    qpos = env.engine.qpos(env.engine.state)
+    kinds: tuple[Kind, ...] = ("ray", "multi_ray", "gl")
+    cameras = [
+        make_cameras(env.engine.model, env.tasks, CAMERAS, height=SIZE, width=SIZE, kind=kind, threads=2)
+        for kind in kinds
+    ]
+
+    def shoot(each: Cameras) -> Callable[[], object]:
+        return lambda: each.see(qpos, env.scene)
+
+    times = paired([shoot(each) for each in cameras], pairs)
+    for each in cameras:
+        each.close()
+    env.close()
+    ray, multi, drawn = times
+    return {
+        "ray_vs_gl_pictures": float(np.median(drawn / ray)),
+        "ray_vs_multi_ray_pictures": float(np.median(multi / ray)),
+        "pictures_per_s": float(len(CAMERAS) * LANES / np.median(ray)),
     }
 
 
@@ -107,6 +202,19 @@ def paired(
             call()
             times[side, pair] = time.perf_counter() - begin
     return times[:, 1:]
+
+
+def _gymnasium_lanes(make: Callable[[], gymnasium.Env[Any, Any]], lanes: int) -> list[VectorEnv]:
+    """Gymnasium's two vector environments of one environment.
+
+    Processes are forked from a clean server, not from this process, whose threads a fork would not take along.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    mode = AutoresetMode.DISABLED
+    return [
+        SyncVectorEnv([make] * lanes, autoreset_mode=mode),
+        AsyncVectorEnv([make] * lanes, autoreset_mode=mode, context="forkserver"),
+    ]
 
 
 def _playing(substeps: int) -> tabletop.Tabletop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -21,6 +21,9 @@ ALL = np.arange(N)
 TASKS = plugins.names("embodied.tasks")
 MAKERS: dict[str, Callable[[int], Any]] = {
     **{task: (lambda lanes, task=task: tabletop.make([task], lanes)) for task in TASKS},
+    "pictures": lambda lanes: tabletop.make(
+        ["reach", "push"], lanes, action="joint", cameras=["front", "wrist"], image_size=16, randomise=1.0
+    ),
     "Pendulum-v1": lambda lanes: gym.make("Pendulum-v1", lanes),
     "MountainCarContinuous-v0": lambda lanes: gym.make("MountainCarContinuous-v0", lanes, time_limit=40),
 }
@@ -53,6 +56,9 @@ class TestEverySim:
         np.testing.assert_allclose(env.single_action_space.low, spec.action_low, rtol=1e-6)
         np.testing.assert_allclose(env.single_action_space.high, spec.action_high, rtol=1e-6)
         assert ("prompt" in observation) == spec.prompts
+        pictures = {name.removeprefix("images/"): value for name, value in observation.items() if "images/" in name}
+        assert {name: value.shape for name, value in pictures.items()} == {c: (N, h, w, 3) for c, h, w in spec.cameras}
+        assert all(value.dtype == np.uint8 for value in pictures.values())
         if spec.privileged_names:
             assert observation["privileged"].shape == (N, len(spec.privileged_names))
         assert env.observation_space.contains(observation)
@@ -167,9 +173,11 @@ class TestEverySim:
         env.close()
 
 
-def success_rate(task: str, policy: str, episodes: int, noise: float = 0.0) -> float:
+def success_rate(
+    task: str, policy: str, episodes: int, noise: float = 0.0, action: Literal["end_effector", "joint"] = "end_effector"
+) -> float:
     """Play one episode in each of `episodes` lanes; noise is in units of the largest action."""
-    env = tabletop.make([task], episodes)
+    env = tabletop.make([task], episodes, action=action)
     env.reset(seed=0)
     rng, high = np.random.default_rng(0), np.array(env.embodiment.action_high)
     live, solved = np.arange(episodes), 0
@@ -211,13 +219,17 @@ class TestEveryTask:
     ) -> None:
         assert low <= success_rate(task, policy, 1024, noise) <= high
 
-    def test_gymnasium_accepts_the_one_lane_environment(self, task: str) -> None:
-        made = gymnasium.make(f"embodied/{task}-v0")
+    def test_the_expert_speaks_joint_targets_too(self, task: str) -> None:
+        assert success_rate(task, "expert", 48, action="joint") >= 0.95
+
+    @pytest.mark.parametrize("settings", [{}, {"cameras": ["front"], "image_size": 16}])
+    def test_gymnasium_accepts_the_one_lane_environment(self, task: str, settings: dict[str, Any]) -> None:
+        made = gymnasium.make(f"embodied/{task}-v0", render_mode="rgb_array", **settings)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Box observation space m.*imum value is -?infinity.*")
             warnings.simplefilter("error", UserWarning)
             warnings.filterwarnings("ignore", message=".*Box observation space m.*imum value is -?infinity.*")
-            check_env(made.unwrapped, skip_render_check=True)
+            check_env(made.unwrapped)
         made.close()
 
     def test_gymnasium_makes_the_vector_environment(self, task: str) -> None:

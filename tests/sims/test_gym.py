@@ -135,3 +135,38 @@ def test_a_time_limit_given_here_replaces_the_environments_own() -> None:
     env.reset(seed=0)
     result = env.step_chunk(np.zeros((1, 20, 1)), np.array([0]))
     assert result.executed[0] == env.time_limit == 7 and result.truncated[0]
+
+
+def test_no_step_is_lost_or_invented_between_episodes() -> None:
+    """Episodes of 3 frames, reset when they end: 12 frames are 12 transitions in 4 episodes of length and return 3."""
+    env = gym.GymLanes([gymnasium.wrappers.TimeLimit(Endless(), 3)], "endless", time_limit=3)
+    env.reset(seed=0)
+    counts, rewards, ends = [], [], 0
+    for _ in range(12):
+        observation, reward, _, truncated, _ = env.step(np.zeros((1, 1), np.float32))
+        counts.append(int(observation["state"][0, 0]))
+        rewards.append(float(reward[0]))
+        if truncated[0]:
+            ends += 1
+            env.reset(options={"reset_mask": np.array([True])})
+    assert counts == [1, 2, 3] * 4 and rewards == [1.0] * 12 and ends == 4
+
+
+class Endless(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Observes how many steps it took; pays 1 for each."""
+
+    def __init__(self) -> None:
+        self.observation_space = SPACES.Box(0, np.inf, (1,))
+        self.action_space = SPACES.Box(-1, 1, (1,))
+        self.count = np.zeros(1, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count[0] = 0
+        return self.count, {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self.count, 1.0, False, False, {}
