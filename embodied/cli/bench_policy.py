@@ -22,7 +22,7 @@ GROUP = "embodied.policies"
 LANES = 128
 
 
-def run(decisions: int = 1280, minibatch: int = 640, epochs: int = 4, pairs: int = 5) -> dict[str, float]:
+def run(decisions: int = 1280, minibatch: int = 640, epochs: int = 4, pairs: int = 3) -> dict[str, float]:
     """Time updates on the same decisions, paired and interleaved.
 
     hybrid_vs_two_layer_update: K = 4, one likelihood-bearing step against four, prefix cached on both sides.
