@@ -163,6 +163,7 @@ def _fields(chosen: argparse.Namespace) -> Fields:
         pictures=chosen.pictures,
         picture_top=chosen.picture_top,
         success=not chosen.failures,
+        missing_is_zero=chosen.missing_is_zero,
         hz=chosen.hz,
         robot=chosen.robot,
         task=chosen.task,
@@ -212,6 +213,7 @@ def _import_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--pictures", choices=("hwc", "chw"), help="order of axes")
     command.add_argument("--picture-top", type=int, choices=(1, 255), help="brightest value of pictures that are not uint8")
     command.add_argument("--failures", action="store_true", help="episodes that do not say so have failed")
+    command.add_argument("--missing-is-zero", action="store_true", help="zarr chunks that are not there were zeros")
     command.add_argument("--hz", type=float, help="frames per second")
     command.add_argument("--robot", default="unknown")
     command.add_argument("--task", default="demonstrations")

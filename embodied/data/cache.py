@@ -88,15 +88,16 @@ class Cache:
         self._loading: dict[Key, Future[None]] = {}
         self._loader: ThreadPoolExecutor | None = None
         self._process = os.getpid()
-        self.bytes = self.hits = self.misses = 0
+        self.bytes = self.hits = self.misses = self.loaded = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Cache, (self._load, self._like, self._capacity)  # a copy in another process starts empty
 
     @property
     def figures(self) -> dict[str, float]:
-        """What to log: share of look-ups served from memory, and bytes held."""
-        return {"cache/hit_rate": self.hits / max(self.hits + self.misses, 1), "cache/bytes": float(self.bytes)}
+        """What to log: share of look-ups served from memory, bytes held, episodes loaded."""
+        looked = max(self.hits + self.misses, 1)
+        return {"cache/hit_rate": self.hits / looked, "cache/bytes": float(self.bytes), "cache/loaded": float(self.loaded)}
 
     def size(self, key: Key) -> int:
         """Bytes that an episode takes."""
@@ -159,6 +160,7 @@ class Cache:
         self._slots[key], self._keys[slot] = slot, key
         self._used[slot], self._uses[slot], self._size[slot] = self._clock, 0, size
         self.bytes += size
+        self.loaded += 1
         if self._loader is None:
             self._loader = ThreadPoolExecutor(1, thread_name_prefix="episode loader")
         views = [pool.views(pages[slot]) for pool, pages in zip(self._pools, self._pages, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -19,12 +20,16 @@ _LENGTH = struct.Struct("<I")
 
 def pack(id: str, kind: Kind, facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
     """Spell one record: which episode, what kind, plain facts as JSON, arrays as they lie in memory."""
-    contents = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    descr = [
-        [name, a.dtype.str if a.dtype.names is None else a.dtype.descr, a.shape] for name, a in contents.items()
-    ]
-    head = json.dumps([kind, facts, descr]).encode()
-    return b"".join([id.encode(), _LENGTH.pack(len(head)), head, *(array.tobytes() for array in contents.values())])
+    contents = [np.asarray(array, order="C") for array in arrays.values()]
+    shapes = _shapes(tuple((name, a.dtype, a.shape) for name, a in zip(arrays, contents, strict=True)))
+    head = f'["{kind}", {json.dumps(facts)}, {shapes}]'.encode()
+    return b"".join([id.encode(), _LENGTH.pack(len(head)), head, *(array.tobytes() for array in contents)])
+
+
+@lru_cache(maxsize=1024)
+def _shapes(arrays: tuple[tuple[str, np.dtype, tuple[int, ...]], ...]) -> str:
+    """Spell names, dtypes and shapes; frames of an episode repeat them."""
+    return json.dumps([[name, d.str if d.names is None else d.descr, shape] for name, d, shape in arrays])
 
 
 def unpack(payload: bytes) -> tuple[str, Kind, dict[str, Any], dict[str, np.ndarray]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import google_crc32c
@@ -29,10 +30,8 @@ def stage(files: Files, folder: Path, contents: dict[str, bytes]) -> None:
     """Write and sync the files of an episode's arrays."""
     for parent in _folders(folder, contents):
         files.make_folder(parent)
-    for name, content in contents.items():
-        files.write(folder / name, content)
-    for parent in _folders(folder, contents)[1:]:
-        files.sync_folder(parent)
+    files.together([partial(files.write, folder / name, content) for name, content in contents.items()])
+    files.together([partial(files.sync_folder, parent) for parent in _folders(folder, contents)[1:]])
 
 
 def publish(files: Files, staged: Path, target: Path, row: Row, head: layout.Head, contents: dict[str, bytes]) -> None:

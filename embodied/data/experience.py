@@ -77,15 +77,19 @@ class Replay:
         return self
 
     def __next__(self) -> Transition:
+        draw = self.draw()
+        ahead = self._arcs.coming(self._view, LOOK_AHEAD * self._batch_size)
+        return self._windows.batch(self._view, draw, ahead)
+
+    def draw(self) -> Draw:
+        """Decide on the next batch without gathering it."""
         if not self._pinned:
             self._refresh()
         self._pinned = False
         self._view.version = self.version
         random = stream(self._seed, self._batch, self.rank)
-        draw = self._arcs.draw(self._view, random, self._batch_size)
         self._batch += 1
-        ahead = self._arcs.coming(self._view, LOOK_AHEAD * self._batch_size)
-        return self._windows.batch(self._view, draw, ahead)
+        return self._arcs.draw(self._view, random, self._batch_size)
 
     def __len__(self) -> int:
         """Frames that a window can start from."""

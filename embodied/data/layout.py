@@ -177,6 +177,7 @@ def encode(tables: Tables) -> dict[str, bytes]:
             shards=(whole, *rows.shape[1:]),
             compressors=[ZstdCodec(level=LEVEL), Crc32cCodec()],
             attributes=attributes,
+            chunk_key_encoding={"name": "default", "separator": "."},  # folders cost a sync each
             config=STRICT,
         )
     return {path: buffer.to_bytes() for path, buffer in files.items()}

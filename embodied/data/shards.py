@@ -52,7 +52,7 @@ def plan(metadata: bytes) -> Shard:
         raise ValueError(f"its zarr.json lacks {error}") from error
     if not known:
         raise ValueError(f"its codecs are {codecs} in {sharding['name']}, the store writes bytes, zstd, crc32c in one shard")
-    key = "/".join(["c"] + ["0"] * len(shape))
+    key = facts["chunk_key_encoding"]["configuration"]["separator"].join(["c"] + ["0"] * len(shape))
     return Shard(tuple(shape), chunk[0], whole[0] // chunk[0], key, facts["attributes"])
 
 

@@ -120,8 +120,15 @@ def test_a_missing_chunk_is_an_error_and_never_zeros(tmp_path: Path) -> None:
     source = ReplayBuffer(path, Fields(hz=10.0))
     (path / "data" / "img" / "1.0.0.0").unlink()
     source.read("000000000")
-    with pytest.raises(DamageError, match="img cannot be read in rows 5 to 9"):
+    with pytest.raises(DamageError, match=r"img lacks chunks in rows 5 to 9.*--missing-is-zero"):
         source.read("000000002")
+
+
+def test_zeros_that_zarr_left_out_can_be_declared(tmp_path: Path) -> None:
+    path = make_buffer(tmp_path / "push.zarr")
+    (path / "data" / "img" / "1.0.0.0").unlink()
+    read = ReplayBuffer(path, Fields(hz=10.0, missing_is_zero=True)).read("000000002")
+    assert not read.images["img"].any()
 
 
 def test_degrees_become_radians_and_grippers_open_at_one() -> None:
@@ -293,10 +300,10 @@ def test_verify_finds_what_repair_sets_aside(tmp_path: Path, capsys: pytest.Capt
         bad = store.ids[0]
     assert command.main(["verify", str(path)]) == 0
     assert "13 episodes, 0 damaged" in capsys.readouterr().out
-    (file,) = (path / "episodes").glob(f"*/{bad}/frames/c/0/0")
+    (file,) = (path / "episodes").glob(f"*/{bad}/frames/c.0.0")
     file.write_bytes(bytes(file.stat().st_size))
     assert command.main(["verify", str(path)]) == 1
-    assert f"damaged: Episode '{bad}': frames/c/0/0" in capsys.readouterr().out
+    assert f"damaged: Episode '{bad}': frames/c.0.0" in capsys.readouterr().out
     assert command.main(["repair", str(path)]) == 0
     assert command.main(["verify", str(path)]) == 0
     assert "12 episodes, 0 damaged" in capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,10 @@ class SimulatedDisk(Files):
             for _, _, move in node.changes:
                 move.durable = True
             node.synced_entries, node.changes = dict(node.entries or {}), []
+
+    def together(self, jobs: Sequence[Callable[[], None]]) -> None:
+        for job in jobs:  # one after another, so that a seed always gives the same crash states
+            job()
 
     def rename(self, source: Path, target: Path) -> None:
         node = self._find(source)

@@ -37,12 +37,12 @@ FILES = [
     "EPISODE.json",
     "zarr.json",
     "frames/zarr.json",
-    "frames/c/0/0",
-    "observations/c/0/0",
+    "frames/c.0.0",
+    "observations/c.0.0",
     "decisions/zarr.json",
-    "decisions/c/0/0",
+    "decisions/c.0.0",
     "images/4x5/zarr.json",
-    "images/4x5/c/0/0/0/0/0",
+    "images/4x5/c.0.0.0.0.0",
 ]
 
 

@@ -32,6 +32,8 @@ class Fields:
     """The brightest value of pictures that are not uint8."""
     success: bool = True
     """What episodes are that do not say it themselves."""
+    missing_is_zero: bool = False
+    """Whether zarr chunks that are not there are zeros that were never written, not losses."""
     hz: float | None = None
     """Frames per second, where the data do not say it."""
     robot: str = "unknown"

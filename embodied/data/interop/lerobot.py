@@ -110,7 +110,7 @@ def write(path: str | Path, spec: Spec, episodes: Iterable[Episode], *, videos: 
     if path.exists():
         raise FileExistsError(f"{path} exists. Name a new folder.")
     partial = path.with_name(path.name + ".partial")
-    with _lerobot() as lerobot:
+    with installed() as lerobot:
         dataset = lerobot.create(
             repo_id=f"local/{path.name}",
             fps=_whole(spec.control_hz),
@@ -167,8 +167,8 @@ def _frame(episode: Episode, frame: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _lerobot() -> Iterator[Any]:
-    """Import lerobot's data set, saying what to install where it is missing."""
+def installed() -> Iterator[Any]:
+    """Import lerobot's class of data sets, saying what to install where it is missing."""
     try:
         from lerobot.datasets.lerobot_dataset import LeRobotDataset
     except ImportError as error:
@@ -179,7 +179,7 @@ def _lerobot() -> Iterator[Any]:
 def _open(path: Path) -> Any:
     if not (path / "meta" / "info.json").is_file():
         raise ValueError(f"{path} is no LeRobot data set: it has no meta/info.json. Give the folder that holds meta/.")
-    with _lerobot() as lerobot:
+    with installed() as lerobot:
         try:
             dataset = lerobot(f"local/{path.name}", root=path)
         except Exception as error:  # lerobot, datasets and pyarrow each raise their own

@@ -38,8 +38,9 @@ class ReplayBuffer:
     def __init__(self, path: str | Path, fields: Fields | None = None, *, side: str | Path | None = None) -> None:
         self._path, self._fields = Path(path), fields or Fields()
         self.columns = Columns(side if side is not None else self._path.with_name(self._path.name + ".columns"))
-        self._arrays, ends = _open(self._path)
+        self._arrays, ends = _open(self._path, missing_is_zero=self._fields.missing_is_zero)
         check_ends(ends, {name: array.shape[0] for name, array in self._arrays.items()})
+        self._kept: dict[str, tuple[int, np.ndarray]] = {}
         self._ends = ends.astype(np.int64)
         self._starts = np.concatenate([[0], self._ends[:-1]])
         action, state, self._cameras = _roles(self._arrays, self._fields)
@@ -89,9 +90,25 @@ class ReplayBuffer:
         return choose_scale(what, labels, *bounds([values]), self._fields)(values)
 
     def _block(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Read rows, whole chunks at a time; neighbours that share a chunk decode it once if read in order."""
+        array = self._arrays[name]
+        depth = array.chunks[0]
+        first, last = start // depth * depth, min(-(-stop // depth) * depth, array.shape[0])
+        kept_at, kept = self._kept.get(name, (-1, np.zeros(0)))
         try:
-            return np.asarray(self._arrays[name][start:stop])
-        except (ChunkNotFoundError, OSError, ValueError, RuntimeError) as error:
+            if kept_at == first:
+                rows = kept if last <= first + depth else np.concatenate([kept, np.asarray(array[first + depth : last])])
+            else:
+                rows = np.asarray(array[first:last])
+            tail = (last - 1) // depth * depth
+            self._kept[name] = (tail, rows[tail - first :].copy())
+            return rows[start - first : stop - first]
+        except ChunkNotFoundError as error:
+            raise DamageError(
+                f"{self._path}: {name} lacks chunks in rows {start} to {stop}. They were lost, or zarr left out zeros when "
+                "it wrote them; if you know that, say --missing-is-zero."
+            ) from error
+        except (OSError, ValueError, RuntimeError) as error:
             raise DamageError(f"{self._path}: {name} cannot be read in rows {start} to {stop} ({str(error).splitlines()[0]}).") from error
 
     def _assemble(self, number: int, images: Mapping[str, np.ndarray]) -> Episode:
@@ -108,27 +125,41 @@ class ReplayBuffer:
             seed=number,
         )
 
+    def _seen(self, number: int) -> Iterator[tuple[str, np.ndarray]]:
+        """Pictures of one episode [T, h, w, 3] by camera."""
+        start, stop = int(self._starts[number]), int(self._ends[number])
+        return ((name, self._pictures[name](self._block(key, start, stop))) for name, key in self._cameras.items())
+
     def read(self, id: str) -> Episode:
         """Read one episode: a block of each camera."""
-        number = int(id)
-        start, stop = int(self._starts[number]), int(self._ends[number])
-        images = {name: self._pictures[name](self._block(key, start, stop)) for name, key in self._cameras.items()}
-        return self._assemble(number, images)
+        return self._assemble(int(id), dict(self._seen(int(id))))
 
     def load(self, id: str, out: Mapping[str, Sequence[np.ndarray]] | None = None) -> layout.Tables:
-        return layout.split(self.read(id))[1]
+        if not out:
+            return layout.split(self.read(id))[1]
+        tables = layout.split(self._assemble(int(id), {}))[1]
+        length = len(tables["frames"])
+        tables["observations"]["image"] = np.append(np.arange(length), -1)
+        places = {name: (size, i) for size, names in layout.stacks(self.cameras).items() for i, name in enumerate(names)}
+        for name, pictures in self._seen(int(id)):
+            size, camera = places[name]
+            for i, page in enumerate(out[size]):
+                part = pictures[i * layout.CHUNK_ROWS : (i + 1) * layout.CHUNK_ROWS]
+                page[: len(part), camera] = part
+        return tables
 
     def __iter__(self) -> Iterator[Episode]:
         return (self.read(row.id) for row in self.rows)
 
 
-def _open(path: Path) -> tuple[dict[str, zarr.Array[Any]], np.ndarray]:
+def _open(path: Path, *, missing_is_zero: bool) -> tuple[dict[str, zarr.Array[Any]], np.ndarray]:
     """Open the arrays of a replay buffer, and read its episode ends."""
     try:
         store = ZipStore(path, mode="r") if path.is_file() else LocalStore(path, read_only=True)
         root = zarr.open_group(store, mode="r")
         names = [name for name, _ in root["data"].arrays()]  # type: ignore[union-attr]
-        arrays = {name: zarr.open_array(store, path=f"data/{name}", mode="r", config=STRICT) for name in names}
+        config: ArrayConfigParams = {"read_missing_chunks": missing_is_zero}
+        arrays = {name: zarr.open_array(store, path=f"data/{name}", mode="r", config=config) for name in names}
         return arrays, np.asarray(zarr.open_array(store, path="meta/episode_ends", mode="r", config=STRICT)[...])
     except (OSError, KeyError, ValueError, ChunkNotFoundError) as error:
         raise ValueError(
@@ -165,7 +196,7 @@ def write(path: str | Path, episodes: Sequence[Episode], *, zarr_format: Literal
     for name, parts in columns.items():
         rows = np.concatenate(parts)
         depth = max(1, min(len(rows), int(2e6 // max(rows[0].nbytes, 1))))
-        data.create_array(name, data=rows, chunks=(depth, *rows.shape[1:]))
+        data.create_array(name, data=rows, chunks=(depth, *rows.shape[1:]), config=STRICT)
     ends = np.cumsum([episode.length for episode in episodes])
-    meta.create_array("episode_ends", data=ends.astype(np.int64), chunks=(len(ends),))
+    meta.create_array("episode_ends", data=ends.astype(np.int64), chunks=(len(ends),), config=STRICT)
     return len(episodes)
