@@ -47,6 +47,11 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, *, device: str = "cpu") -> None:
         self.rank, self.size, self.device = rank, size, device
 
+    def leave(self) -> None:
+        """Part from the others; nothing can be sent afterwards."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
     # ----------------------------------------------------------------------------------------------------- modules
 
     def adopt(self, policy: FlowPolicy, *heads: nn.Module) -> None:

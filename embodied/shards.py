@@ -39,15 +39,19 @@ class Shards(Ranks):
 
     def adopt(self, policy: FlowPolicy, *heads: nn.Module) -> None:
         assert isinstance(policy, nn.Module)
-        for module in (policy, *heads):
-            for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor.data, 0)
         parts = [*(policy.blocks() if isinstance(policy, Shardable) else []), policy, *heads]
-        for part in parts:
+        fresh = [part for part in parts if not isinstance(part, FSDPModule)]  # another algorithm may have come before
+        for module in (policy, *heads):
+            for tensor in (*module.parameters(), *module.buffers()) if module in fresh else ():
+                dist.broadcast(tensor.data, 0)
+        for part in fresh:
             fully_shard(part, mesh=self.mesh)
-        for method in ("encode", "velocity"):  # how a flow policy is entered
-            register_fsdp_forward_method(policy, method)
+        if policy in fresh:
+            for method in ("encode", "velocity"):  # how a flow policy is entered
+                register_fsdp_forward_method(policy, method)
         self._parts = [part for part in parts if isinstance(part, FSDPModule)]
+        for sharded in self._parts:
+            sharded.reshard()  # or an optimiser would be given the gathered parameters of the last call
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         for part in self._parts:

@@ -20,6 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "parts, recomputed": {"recompute_behaviour": True, "microbatch": 4},
     "expert critic, limit of divergence": {"critic": "expert", "target_kl": 1e-4, "learning_rate": 1e-2},
     "encoder trains": {"frozen": False},
+    "after imitation": {"after_imitation": True},
     "groups": {"group": 4},
 }
 

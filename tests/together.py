@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,10 +49,24 @@ def reinforce(ranks: Ranks, *, group: int = 1, **settings: Any) -> PiRL:
     options: dict[str, Any] = {"critic": "prefix", "critic_warmup": 0, "minibatch": 12, "learning_rate": 1e-3, "target_kl": None}
     if group > 1:
         options |= {"advantage": "group", "group": group}
-    algorithm = PiRL(agent, **options | settings, ranks=ranks)
     batches = Lanes(Collector(env, agent, decisions=3, group=group), ranks)
+    if settings.pop("after_imitation", False):
+        SFT(agent, learning_rate=1e-2, ranks=ranks).update(Flat(batches.collector))  # type: ignore[arg-type]
+        agent.act(batches.collector.lanes.observation, explore=False)
+    algorithm = PiRL(agent, **options | settings, ranks=ranks)
     algorithm.figures = [algorithm.update(batches) for _ in range(2)]  # type: ignore[arg-type,attr-defined]
     return algorithm
+
+
+class Flat:
+    """The collector's rollouts as one batch of rows."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+
+    def __next__(self) -> Transition:
+        batch = tree.flatten(next(self.collector))
+        return replace(batch, chunk=replace(batch.chunk, context=None))
 
 
 def imitate(ranks: Ranks, **settings: Any) -> SFT:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import help, report, schema, sweep
+from . import help, report, schema, sweep, together
 from .compose import Rule, compose, dump_yaml, experiment, files, jobs, load_yaml, resolve
 from .errors import UsageError
 from .run import CONFIG, RUNS, CommandSettings, Run, prepare
@@ -61,10 +61,11 @@ def launch(
     failed = 0
     for settings, folder in plans:
         try:
-            prepare(folder, settings)
-            with Run(folder, command, settings, resume=settings.resume) as run:
-                execute(settings, run)
-            print(f"report: {report.write(folder)}", flush=True)
+            with together.quiet():
+                prepare(folder, settings)
+                with Run(folder, command, settings, resume=settings.resume) as run:
+                    execute(settings, run)
+                print(f"report: {report.write(folder)}", flush=True)
         except (ValueError, RuntimeError) as error:
             if len(plans) == 1:
                 raise
@@ -117,6 +118,8 @@ def _named(command: str, options: Options) -> tuple[list[str], str]:
     words = [word for word in options.words if word not in given]
     if given:
         return words, given[-1].partition("=")[2].strip("'\"")
+    if together.count() > 1:
+        raise UsageError("Several processes train together under one name: add run.name=<its folder under runs/>.")
     if "resume=true" in [word.lower() for word in words]:
         raise UsageError("resume=true wants the run to continue: add run.name=<its folder under runs/>.")
     chosen = experiment(words)
@@ -135,13 +138,14 @@ def _plan(
     """Compose one job and say where it runs."""
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise UsageError(f"run.name is a folder under {RUNS}/, got '{name}'.")
-    saved = RUNS / name / CONFIG
+    folder = together.place(RUNS, name)
+    saved = folder / CONFIG
     resuming = "resume=true" in [word.lower() for word in words] and saved.is_file()
     settings = compose(kind, command, words, rules=rules, folder=options.folder, saved=saved if resuming else None)
     settings = replace(settings, run=replace(settings.run, name=name))
     if resuming:
         _refuse_changes(kind, settings, saved, may_change)
-    return settings, RUNS / name
+    return settings, folder
 
 
 def _refuse_changes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 
@@ -15,7 +15,7 @@ from ..algorithms.sft import SFT
 from ..data.experience import Demonstrations
 from ..data.store import Store
 from ..flow import Sampler
-from . import phases
+from . import phases, together
 from .launch import launch
 from .load import adopt, pick_device
 from .run import CommandSettings, Run
@@ -30,7 +30,9 @@ class SftSettings(CommandSettings):
     """Folder of the store with the episodes to imitate."""
     policy: Annotated[Factory, Part(group="embodied.policies", supplied=("spec",), beside=("path",))]
     sampler: Sampler = field(default_factory=Sampler)
-    algorithm: Annotated[Factory, Part(target="embodied.algorithms.sft.SFT", supplied=("agent", "seed"))]
+    algorithm: Annotated[Factory, Part(target="embodied.algorithms.sft.SFT", supplied=("agent", "seed", "ranks"))]
+    parallel: Literal["replicate", "shard"] = "replicate"
+    """How processes that torchrun started share the policy: each holds all of it, or a slice of every parameter."""
     steps: int = 1000
     batch_size: int = 128
     save_every: int = 500
@@ -60,7 +62,8 @@ def execute(settings: SftSettings, run: Run) -> None:
     demonstrations = Demonstrations(
         episodes, horizon=agent.policy.horizon, batch_size=settings.batch_size, seed=settings.seed
     )
-    algorithm: SFT = settings.algorithm(agent=agent, seed=settings.seed)
+    ranks = together.join(run.device, settings.parallel)
+    algorithm: SFT = settings.algorithm(agent=agent, seed=settings.seed, ranks=ranks)
     start = 0
     if settings.resume and checkpoint.versions(run.checkpoints):
         trainer = checkpoint.load(run.checkpoints).trainer
@@ -76,6 +79,7 @@ def execute(settings: SftSettings, run: Run) -> None:
         target = min(settings.steps, start + settings.save_every)
         start = phases.supervise(algorithm, demonstrations, run, start=start, steps=target, save=save)
     phases.export(agent, run)
+    ranks.leave()
     run.finish()
 
 

@@ -14,10 +14,11 @@ from ..agent import FlowAgent
 from ..data.store import Store
 from ..flow import Sampler
 from ..interfaces import VectorEnv
+from ..parallel import Ranks
 from ..rollout.collector import Collector
 from ..rollout.scenes import ScenePool
 from ..types import Episode
-from . import media, phases
+from . import media, phases, together
 from .launch import launch
 from .load import adopt, pick_device
 from .run import CommandSettings, Run
@@ -106,9 +107,11 @@ class TrainSettings(CommandSettings):
     collect: CollectSettings = CollectSettings()
     perception: Annotated[Factory, Part(target="embodied.algorithms.perception.Perception", supplied=("agent", "seed", "total_steps"))]
     perceive: PerceiveSettings = PerceiveSettings()
-    sft: Annotated[Factory, Part(target="embodied.algorithms.sft.SFT", supplied=("agent", "seed"))]
+    sft: Annotated[Factory, Part(target="embodied.algorithms.sft.SFT", supplied=("agent", "seed", "ranks"))]
     supervise: SuperviseSettings = SuperviseSettings()
-    algorithm: Annotated[Factory, Part(target="embodied.algorithms.pi_rl.PiRL", supplied=("agent", "seed"))]
+    algorithm: Annotated[Factory, Part(target="embodied.algorithms.pi_rl.PiRL", supplied=("agent", "seed", "ranks"))]
+    parallel: Literal["replicate", "shard"] = "replicate"
+    """How processes that torchrun started share the policy: each holds all of it, or a slice of every parameter."""
     rollout: RolloutSettings = RolloutSettings()
     eval: EvalSettings = EvalSettings()
 
@@ -122,7 +125,8 @@ def execute(settings: TrainSettings, run: Run) -> None:
     """Run the phases, each from where an interrupted run left it."""
     torch.manual_seed(settings.seed)
     run.device = pick_device(settings.device)
-    training = Training(settings, run)
+    ranks = together.join(run.device, settings.parallel)
+    training = Training(settings, run, ranks)
     wanted = settings.phases or (("rl", "final") if training.pretrained else ("collect", "perceive", "sft", "rl", "final"))
     if "collect" in wanted or "sft" in wanted:
         training.supervise()
@@ -134,17 +138,20 @@ def execute(settings: TrainSettings, run: Run) -> None:
     if "final" in wanted:
         training.finish()
     run.finish()
+    ranks.leave()
 
 
 class Training:
     """The objects of one run, and its phases over them."""
 
-    def __init__(self, settings: TrainSettings, run: Run) -> None:
-        self.settings, self.run = settings, run
-        self.env: VectorEnv = settings.sim(lanes=settings.rollout.lanes)
+    def __init__(self, settings: TrainSettings, run: Run, ranks: Ranks) -> None:
+        self.settings, self.run, self.ranks = settings, run, ranks
+        self.together = {"ranks": ranks} if ranks.size > 1 else {}  # an algorithm of somebody's may know no ranks
+        self.lanes = together.share(settings.rollout.lanes, ranks, "rollout.lanes")
+        self.env: VectorEnv = settings.sim(lanes=self.lanes)
         self.tests: VectorEnv = settings.sim(lanes=settings.eval.lanes)
         policy = settings.policy(spec=self.env.embodiment)
-        self.agent = FlowAgent(policy, settings.sampler, contexts=settings.rollout.contexts, seed=settings.seed).to(run.device)
+        self.agent = FlowAgent(policy, settings.sampler, contexts=settings.rollout.contexts, seed=settings.seed + ranks.rank * together.APART).to(run.device)
         path = settings.policy.beside.get("path")
         if path:
             adopt(self.agent, path)
@@ -172,7 +179,7 @@ class Training:
             self._perceive(episodes)
         else:
             self.agent.load_state_dict(self.resumed["algorithm"]["agent"])
-        self.sft = settings.sft(agent=self.agent, seed=seed)
+        self.sft = settings.sft(agent=self.agent, seed=seed, **self.together)
         self.demonstrations = phases.demonstrations(
             self.agent, episodes, batch_size=settings.supervise.batch_size, seed=seed
         )
@@ -209,10 +216,11 @@ class Training:
     def reinforce(self) -> None:
         """Improve by reinforcement."""
         settings, run, seed = self.settings, self.run, self.settings.seed
-        algorithm = settings.algorithm(agent=self.agent, seed=seed)
+        algorithm = settings.algorithm(agent=self.agent, seed=seed, **self.together)
         collector = Collector(
             self.env, self.agent, decisions=settings.rollout.decisions, gamma=settings.rollout.gamma,
-            execute=settings.rollout.execute, group=settings.rollout.group, seed=self._seed(phases.TRAINING),
+            execute=settings.rollout.execute, group=settings.rollout.group,
+            seed=self._seed(phases.TRAINING) + self.ranks.rank * self.lanes,
         )  # fmt: skip
         start = self._restore("rl", algorithm, collector)
         phases.reinforce(
@@ -273,7 +281,7 @@ class Training:
         )
         figures = phases.episode_figures(ends, "eval")
         self.run.log(step, "sft", figures, policy_version=0, show=("eval/success",))
-        return figures["eval/success"]
+        return self.ranks.combine({"success": figures["eval/success"]})["success"]  # all must draw the same conclusion
 
     def _test(self, version: int) -> dict[str, float]:
         every = self.settings.eval.every
