@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,12 +169,21 @@ def _frame(episode: Episode, frame: int) -> dict[str, Any]:
 
 @contextmanager
 def installed() -> Iterator[Any]:
-    """Import lerobot's class of data sets, saying what to install where it is missing."""
+    """Import lerobot's class of data sets, saying what to install where it is missing, and keep it quiet meanwhile:
+    it warns at length where torchcodec has no FFmpeg, and then decodes with PyAV."""
+    logger = logging.getLogger("lerobot")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
+        from datasets.utils.logging import disable_progress_bar
         from lerobot.datasets.lerobot_dataset import LeRobotDataset
     except ImportError as error:
         raise RuntimeError(f"LeRobot data sets need what 'pip install embodied-rl[data]' installs ({error}).") from error
-    yield LeRobotDataset
+    disable_progress_bar()
+    try:
+        yield LeRobotDataset
+    finally:
+        logger.setLevel(level)
 
 
 def _open(path: Path) -> Any:
