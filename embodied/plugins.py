@@ -16,14 +16,20 @@ def names(group: str) -> list[str]:
 def load(group: str, name: str) -> Any:
     """Import the plug-in `name` of a group such as 'embodied.sims'."""
     found = [point for point in entry_points(group=group) if point.name == name]
+    plural = group.rpartition(".")[2]
+    kind = plural[:-3] + "y" if plural.endswith("ies") else plural.removesuffix("s")
     if not found:
-        plural = group.rpartition(".")[2]
-        kind = plural[:-3] + "y" if plural.endswith("ies") else plural.removesuffix("s")
         raise ValueError(
             f"No {kind} named '{name}'.{nearest(name, names(group))} Installed: {', '.join(names(group)) or 'none'}. "
             f"A package adds one under the entry point group '{group}'."
         )
-    return found[0].load()
+    try:
+        return found[0].load()
+    except ImportError as error:
+        package = found[0].dist
+        extras = sorted(package.metadata.get_all("Provides-Extra") or []) if package is not None else []
+        offered = f"; {package.name} has the extras {', '.join(extras)}" if package is not None and extras else ""
+        raise ValueError(f"The {kind} '{name}' cannot be imported: {error}. Install what is missing{offered}.") from error
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

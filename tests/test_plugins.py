@@ -104,3 +104,11 @@ def test_an_unknown_plugin_is_refused_with_the_nearest_and_the_installed_ones() 
         ValueError, match=r"No policy named 'flow_mpl'\. Did you mean 'flow_mlp'\? Installed: .*flow_mlp"
     ):
         plugins.load("embodied.policies", "flow_mpl")
+
+
+def test_a_plugin_whose_packages_are_missing_names_them_and_the_extras() -> None:
+    hidden = "import sys; sys.modules['transformers'] = None; from embodied import plugins; plugins.load('embodied.policies', 'pi0')"
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ValueError: The policy 'pi0' cannot be imported: import of transformers halted")
+    assert "embodied-rl has the extras" in last and "pi, smolvla" in last
