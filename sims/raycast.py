@@ -68,7 +68,6 @@ class RayCaster:
         """Per camera float64 [h * w, 3]: directions in the camera's frame, of length 1 along its axis."""
         box = model.geom_aabb[self.solid]
         self._corners = box[:, None, :3] + _CORNERS * box[:, None, 3:]  # [G, 8, 3]
-        self._data = mujoco.MjData(model)
 
     def poses(self, qpos: np.ndarray, mocap: np.ndarray) -> Poses:
         """Place geoms and cameras for positions [n, nq] and mocap bodies [n, M, 3]."""
@@ -76,7 +75,7 @@ class RayCaster:
         out = Poses(
             np.empty((n, geoms, 3)), np.empty((n, geoms, 3, 3)), np.empty((n, cameras, 3)), np.empty((n, cameras, 3, 3))
         )
-        data = self._data
+        data = mujoco.MjData(self.model)  # threads may be placing other worlds at the same time
         for i in range(n):
             place(self.model, data, qpos[i], mocap[i])
             mujoco.mj_camlight(self.model, data)
@@ -130,28 +129,29 @@ class RayCaster:
             return np.where(down < 0, poses.camera_position[world, camera, 2] / -down, np.inf)
 
     def see_table(self, poses: Poses, camera: int) -> np.ndarray:
-        """bool [n, h * w]: which rays meet the table, if nothing else is in their way."""
-        position, rotation = poses.camera_position[:, camera], poses.camera_rotation[:, camera]
-        h, w = self.height, self.width
-        hit = np.ones((len(position), h * w), bool)
-        # The table is convex: a world whose four corner rays all meet it sees nothing but table.
-        corners = self.rays[camera][[0, w - 1, (h - 1) * w, h * w - 1]]
-        partly = np.flatnonzero(~self._meets(position, rotation, corners).all(1))
-        if len(partly):
-            same = np.ptp(position[partly], axis=0).max() == 0 and np.ptp(rotation[partly], axis=0).max() == 0
-            few = partly[:1] if same else partly  # a fixed camera sees the same table in every world
-            hit[partly] = self._meets(position[few], rotation[few], self.rays[camera])
-        return hit
+        """bool [n, h * w]: which rays meet the table, if nothing else is in their way.
 
-    def _meets(self, position: np.ndarray, rotation: np.ndarray, rays: np.ndarray) -> np.ndarray:
-        """bool [n, R]: which of rays [R, 3], turned by each rotation, meet the table from each position."""
-        down = rotation[:, 2] @ rays.T  # [n, R]
-        depth = -position[:, 2:] / np.where(down < 0, down, -1.0)
-        hit = (down < 0) & (depth <= FAR)
-        half = self.model.geom_size[self.table]
+        To meet a rectangle is six inequalities linear in the ray, so in every row of pixels one span of columns does.
+        """
+        position, rotation = poses.camera_position[:, camera], poses.camera_rotation[:, camera]
+        down, height = rotation[:, 2], position[:, 2:]  # of a ray r: its fall down @ r, negative where it goes down
+        planes = [-down, height * [0.0, 0.0, 1.0] - FAR * down]
         for axis in (0, 1):
-            hit &= np.abs((rotation[:, axis] @ rays.T) * depth + position[:, axis, None]) <= half[axis]
-        return hit
+            for side in (1, -1):
+                reach = side * position[:, [axis]] - self.model.geom_size[self.table][axis]
+                planes.append(reach * down - side * height * rotation[:, axis])
+        across, up, back = np.stack(planes, 1)[..., None].transpose(2, 0, 1, 3)  # [n, 6, 1]: each plane @ r >= 0
+        focal = self.focal(camera)
+        x, y = (
+            (np.arange(self.width) + 0.5 - self.width / 2) / focal,
+            (self.height / 2 - np.arange(self.height) - 0.5) / focal,
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bound = (back - up * y) / across  # [n, 6, h]
+        never = ((across == 0) & (back - up * y > 0)).any(1)
+        first = np.where(across > 0, bound, -np.inf).max(1)
+        last = np.where(never, -np.inf, np.where(across < 0, bound, np.inf).min(1))
+        return ((x >= first[..., None]) & (x <= last[..., None])).reshape(len(position), -1)
 
 
 def place(model: mujoco.MjModel, data: mujoco.MjData, qpos: np.ndarray, mocap: np.ndarray) -> None:
