@@ -6,6 +6,7 @@ few cores; `multi_ray` calls `mj_multiRay`, knows every kind of geom, and takes 
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -21,6 +22,8 @@ from .raycast import RayCaster
 from .scene import Task
 
 Kind = Literal["ray", "multi_ray", "gl"]
+SHARED = 2
+"""Threads that gain anything in NumPy (2: 1.35 times as fast, 3: 1.05); more wait for the interpreter's lock."""
 
 
 class Cameras(Protocol):
@@ -66,10 +69,12 @@ def make_cameras(
         except RuntimeError as problem:
             warnings.warn(f"{problem} Going on with cameras of kind 'ray'.", stacklevel=2)
             kind = "ray"
+    threads = len(os.sched_getaffinity(0)) if threads is None else threads
     if kind == "multi_ray":
         caster: RayCaster = MultiRayCaster(model, names, height=height, width=width, threads=threads)
+        threads = 1
     elif kind == "ray":
         caster = AnalyticCaster(model, names, height=height, width=width)
     else:
         raise ValueError(f"Cameras of kind '{kind}' are asked for; choose 'ray', 'multi_ray' or 'gl'.")
-    return RayCameras(caster, tasks)
+    return RayCameras(caster, tasks, threads=min(threads, SHARED))

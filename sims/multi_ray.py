@@ -7,7 +7,6 @@ because MuJoCo's own binding keeps the interpreter locked while it runs.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,14 +21,14 @@ class MultiRayCaster(RayCaster):
     """A `RayCaster` that leaves the intersections to MuJoCo."""
 
     def __init__(
-        self, model: mujoco.MjModel, cameras: Sequence[str], *, height: int, width: int, threads: int | None = None
+        self, model: mujoco.MjModel, cameras: Sequence[str], *, height: int, width: int, threads: int = 1
     ) -> None:
         """Bodies with several geoms are refused: `mj_multiRay` before MuJoCo 4.0.0 loses some of theirs."""
         super().__init__(model, cameras, height=height, width=width)
         crowded = [model.body(b).name or str(b) for b in range(1, model.nbody) if model.body_geomnum[b] > 1]
         if crowded:
             raise ValueError(f"Bodies {', '.join(crowded)} have several geoms; give each geom a body of its own.")
-        self.threads = max(1, len(os.sched_getaffinity(0)) if threads is None else threads)
+        self.threads = max(1, threads)
         self._worlds = [mujoco.MjData(model) for _ in range(self.threads)]
         self._pool = ThreadPoolExecutor(self.threads)
         self._multi_ray = _native_multi_ray()

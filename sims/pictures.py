@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import mujoco
 import numpy as np
 
+from .. import tree
 from . import scene
 from .look import CAMERAS, SKY, Appearance, Look, move_cameras
 from .raycast import Hits, Poses, RayCaster, dot
 from .scene import Task
+
+WORTH_A_THREAD = 16
+"""Worlds; fewer are seen sooner by one thread."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,10 @@ class Picture:
 class RayCameras:
     """Pictures from a ray caster, lit by one far light and by light from everywhere, without shadows."""
 
-    def __init__(self, caster: RayCaster, tasks: Sequence[Task]) -> None:
+    def __init__(self, caster: RayCaster, tasks: Sequence[Task], *, threads: int = 1) -> None:
+        """`threads` share the worlds; leave it 1 for a caster that has threads of its own."""
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads)
         self.names = caster.cameras
         self.caster = caster
         self._ids = [CAMERAS.index(name) for name in self.names]
@@ -37,6 +45,13 @@ class RayCameras:
         self._props = Props(caster.model, tasks)
 
     def see(self, qpos: np.ndarray, rows: np.ndarray, *, full: bool = False) -> dict[str, Picture]:
+        parts = min(self._threads, max(1, len(rows) // WORTH_A_THREAD))
+        if parts == 1:
+            return self._see(qpos, rows, full)
+        split = (np.array_split(values, parts) for values in (qpos, rows))
+        return tree.concat(list(self._pool.map(self._see, *split, [full] * parts)))
+
+    def _see(self, qpos: np.ndarray, rows: np.ndarray, full: bool) -> dict[str, Picture]:
         mocap = self._props.places(rows)
         poses = move_cameras(self.caster.poses(qpos, mocap), rows, self._ids)
         look = self._appearance.look(rows)
@@ -47,6 +62,7 @@ class RayCameras:
         return dict(zip(self.names, pictures, strict=True))
 
     def close(self) -> None:
+        self._pool.shutdown()
         self.caster.close()
 
     def _picture(self, hits: Hits, look: Look) -> Picture:
