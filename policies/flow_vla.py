@@ -20,7 +20,7 @@ from ..types import Observation, Scenes, Spec
 from .flow_mlp import embed_time
 from .language import Instructions
 from .normalise import Normaliser
-from .vision import Eyes, attention_loss
+from .vision import FAST_BFLOAT16, Eyes, attention_loss
 
 Trainable = Literal["expert", "partial", "all"]
 
@@ -46,6 +46,8 @@ class FlowVLA(nn.Module):
         self.normaliser = Normaliser(spec)
         self.instructions = Instructions(token)
         self.eyes = Eyes(spec.cameras, token=token, heads=heads, slots=referents)
+        # where the learner encodes again, it must get the rollout's numbers, in batches of another size
+        self.eyes.brief = FAST_BFLOAT16 and trainable == "expert"
         self.slots = _Slots(self.eyes.glance_dim + spec.state_dim + token, token, referents, targets, code)
         self.proprioception = nn.Linear(spec.state_dim, token)
         self.prefix_dim, self.feature_dim = (referents + 1) * token, features
