@@ -231,7 +231,7 @@ class Sampler:
     def index_probabilities(self) -> Tensor:
         """Probability of each step index in the hybrid form, [K]."""
         if self.index_law is not None:
-            return torch.tensor(self.index_law)
+            return torch.tensor(self.index_law, dtype=torch.float32)  # (0, 1) are whole numbers
         eligible = self.steps - 1 if self.noise == "cps" else self.steps
         return torch.tensor([1 / eligible] * eligible + [0.0] * (self.steps - eligible))
 
