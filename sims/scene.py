@@ -203,9 +203,9 @@ def draw(rng: np.random.Generator, task: Task, index: int) -> tuple[np.ndarray, 
     return qpos, command, scene
 
 
-def instruction(task: Task, scene: np.ndarray) -> str:
-    """Say what a scene [SCENE] asks for."""
-    named = int(scene[NAMED])
+def instruction(task: Task, scene: np.ndarray, *, misname: bool = False) -> str:
+    """Say what a scene [SCENE] asks for; `misname` names the next object instead."""
+    named = (int(scene[NAMED]) + misname) % len(SHAPES)
     words = {"colour": list(COLOURS)[int(scene[COLOUR][named])], "shape": SHAPES[named]}
     if task.goals:
         words["goal"] = task.goals[int(scene[WANTED])]

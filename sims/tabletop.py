@@ -50,11 +50,13 @@ def make(
     image_size: int = 64,
     renderer: Kind = "ray",
     randomise: float = 0.0,
+    misname: bool = False,
 ) -> Tabletop:
     """Make the suite for tasks by name; `substeps` physics steps make a frame of 0.1 s.
 
     `cameras` are of 'front' and 'wrist', their pictures square. `randomise`, 0 to 1, is how far colours, light, camera
-    places and friction of each lane stray from the plain ones at every reset.
+    places and friction of each lane stray from the plain ones at every reset. `misname` is a control: instructions name
+    another object than the one that counts, so a policy that listens does not succeed.
 
     Tasks take turns within a lane: episode e of a lane with seed s plays task (s + e) mod len(tasks), so that any quota
     of episodes a lane that is a multiple of the number of tasks plays each task equally often.
@@ -75,6 +77,7 @@ def make(
         image_size=image_size,
         renderer=renderer,
         randomise=randomise,
+        misname=misname,
     )
 
 
@@ -100,6 +103,7 @@ class Tabletop(gym.vector.VectorEnv):
         image_size: int = 64,
         renderer: Kind = "ray",
         randomise: float = 0.0,
+    misname: bool = False,
     ) -> None:
         if not 0 <= randomise <= 1:
             raise ValueError(f"randomise is {randomise}; give a number from 0 (plain worlds) to 1.")
@@ -111,7 +115,7 @@ class Tabletop(gym.vector.VectorEnv):
             arm.mjcf(scene.objects_mjcf() + scene.props_mjcf(tasks), timestep=FRAME_S / substeps)
         )
         self.engine = Engine(model, lanes, substeps=substeps, threads=threads)
-        self._randomise = randomise
+        self._randomise, self._misname = randomise, misname
         if randomise > 0:
             self.engine.variants = [copy.copy(model) for _ in range(lanes)]
         self.command = np.zeros((lanes, scene.ARM_DOFS))
@@ -273,7 +277,8 @@ class Tabletop(gym.vector.VectorEnv):
     def _settle(self, lanes: np.ndarray) -> None:
         """Follow new scenes: what they ask for in words, and how slippery they are."""
         for lane in lanes:
-            self._seen.prompt[lane] = scene.instruction(self.tasks[int(self.scene[lane, scene.TASK])], self.scene[lane])
+            task = self.tasks[int(self.scene[lane, scene.TASK])]
+            self._seen.prompt[lane] = scene.instruction(task, self.scene[lane], misname=self._misname)
             if self.engine.variants is not None:
                 look.vary_friction(self.engine.variants[lane], self.engine.model, self.scene[lane])
 

@@ -26,11 +26,12 @@ class Point:
     high: float
 
 
-def success_points(records: Sequence[Mapping[str, Any]], prefix: str) -> list[Point]:
+def success_points(records: Sequence[Mapping[str, Any]], prefix: str, task: str = "all") -> list[Point]:
     """Success by `<prefix>/success` and `<prefix>/count` of the records of reinforcement, with Wilson's interval."""
+    end = "" if task == "all" else f"/{task}"
     points = []
     for record in records:
-        rate, count = record.get(f"{prefix}/success"), record.get(f"{prefix}/count")
+        rate, count = record.get(f"{prefix}/success{end}"), record.get(f"{prefix}/count{end}")
         if record["phase"] == "sft" or rate is None or not count:
             continue
         low, high = wilson(round(rate * count), int(count))
@@ -39,7 +40,7 @@ def success_points(records: Sequence[Mapping[str, Any]], prefix: str) -> list[Po
 
 
 def learning_curve(path: Path, records: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """Write the success curve to `path` (PNG) and return it as SVG.
+    """Write the success curve to `path` (PNG) and return it as SVG; several tasks also get a curve each.
 
     Training success (exploring, SDE) and evaluated success (ODE) are different quantities, hence apart.
     """
@@ -56,40 +57,48 @@ def learning_curve(path: Path, records: Sequence[Mapping[str, Any]], evaluations
         "ytick.color": INK,
         "svg.hashsalt": "embodied",
     }
+    prefix = "eval/success/"
+    tasks = sorted({key.removeprefix(prefix) for record in records for key in record if key.startswith(prefix)})
+    tasks = tasks if len(tasks) > 1 else []
     with matplotlib.rc_context(style):
-        figure, axes = pyplot.subplots(figsize=(8.4, 3.8), layout="constrained")
-        train, test = success_points(records, "episode"), success_points(records, "eval")
-        if train:
-            x, y = [p.steps for p in train], [100 * p.rate for p in train]
-            axes.fill_between(
-                x, [100 * p.low for p in train], [100 * p.high for p in train], color=TRAIN, alpha=0.25, lw=0
-            )
-            axes.plot(x, y, color=TRAIN, lw=1.2, label="training episodes, exploring (SDE)")
-        if test:
-            axes.errorbar(
-                [p.steps for p in test],
-                [100 * p.rate for p in test],
-                yerr=_bars(test),
-                color=EVAL,
-                lw=1.6,
-                elinewidth=1,
-                marker="o",
-                ms=4,
-                label="selection scenes (ODE)",
-            )
-        _reported(axes, evaluations, max((r["env_steps"] for r in records), default=0))
-        axes.set(ylim=(0, 102), xlabel="frames simulated", ylabel="success, %")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
-        axes.grid(axis="y", color=FAINT, lw=0.6)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(length=0)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, loc="lower right")
+        figure = pyplot.figure(figsize=(8.4, 6.2 if tasks else 3.8), layout="constrained")
+        grid = figure.add_gridspec(2 if tasks else 1, max(len(tasks), 1), height_ratios=[1.6, 1] if tasks else [1])
+        whole = figure.add_subplot(grid[0, :])
+        _draw(whole, records, evaluations)
+        whole.set(xlabel="frames simulated", ylabel="success, %")
+        if whole.get_legend_handles_labels()[0]:
+            whole.legend(frameon=False, loc="lower right")
+        for column, task in enumerate(tasks):
+            axes = figure.add_subplot(grid[1, column])
+            _draw(axes, records, evaluations, task)
+            axes.set_title(task, fontsize=10)
         figure.savefig(path, dpi=150)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         pyplot.close(figure)
     return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _draw(
+    axes: Any, records: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], task: str = "all"
+) -> None:
+    train, test = success_points(records, "episode", task), success_points(records, "eval", task)
+    if train:
+        x, y = [p.steps for p in train], [100 * p.rate for p in train]
+        low, high = [100 * p.low for p in train], [100 * p.high for p in train]
+        axes.fill_between(x, low, high, color=TRAIN, alpha=0.25, lw=0)
+        axes.plot(x, y, color=TRAIN, lw=1.2, label="training episodes, exploring (SDE)")
+    if test:
+        x, y = [p.steps for p in test], [100 * p.rate for p in test]
+        style: Any = {"color": EVAL, "lw": 1.6, "elinewidth": 1, "marker": "o", "ms": 4}
+        axes.errorbar(x, y, yerr=_bars(test), label="selection scenes (ODE)", **style)
+    reported = [row for row in evaluations if row["task"] == task]
+    _reported(axes, reported, max((r["env_steps"] for r in records), default=0))
+    axes.set(ylim=(0, 102))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+    axes.grid(axis="y", color=FAINT, lw=0.6)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(length=0)
 
 
 def _bars(points: Sequence[Point]) -> list[list[float]]:
@@ -99,8 +108,6 @@ def _bars(points: Sequence[Point]) -> list[list[float]]:
 def _reported(axes: Any, evaluations: Sequence[Mapping[str, Any]], last: float) -> None:
     """The reported evaluations, at the start and end of the axis."""
     for row in evaluations:
-        if row["task"] != "all":
-            continue
         steps = 0 if row["phase"] == "sft" else last
         point = Point(steps, row["success_rate"], row["wilson_low"], row["wilson_high"])
         first = row["phase"] == "sft"

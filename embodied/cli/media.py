@@ -1,7 +1,8 @@
-"""Film a policy at work."""
+"""What a person wants to see of a run: a policy at work, and what it was shown."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from .. import tree
 from ..agent import FlowAgent
 from ..interfaces import Renders, VectorEnv
 from ..rollout.lanes import Lanes
+from ..types import Observation
 
 
 def film(make_env: Callable[..., VectorEnv], agent: FlowAgent, path: Path, *, seed: int, episodes: int = 6) -> bool:
@@ -26,6 +28,31 @@ def film(make_env: Callable[..., VectorEnv], agent: FlowAgent, path: Path, *, se
     finally:
         env.close()
     imageio.imwrite(path, frames, fps=rate, codec="libx264", macro_block_size=1)
+    return True
+
+
+def stills(obs: Observation, path: Path, *, count: int = 6) -> bool:
+    """Write what the policy sees in the first lanes, its instructions above; False where it sees no pictures."""
+    if not obs.images:
+        return False
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    count = min(count, len(obs.state))
+    figure, axes = pyplot.subplots(
+        len(obs.images), count, figsize=(2.0 * count, 2.1 * len(obs.images)), layout="constrained", squeeze=False
+    )
+    for row, (camera, pictures) in zip(axes, obs.images.items(), strict=True):
+        for lane, axis in enumerate(row):
+            axis.imshow(np.asarray(pictures[lane]), interpolation="nearest")
+            axis.set(xticks=(), yticks=())
+        row[0].set_ylabel(camera)
+    for lane, axis in enumerate(axes[0]):
+        axis.set_title(textwrap.fill(str(obs.prompt[lane]), 24), fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
     return True
 
 

@@ -213,4 +213,5 @@ def episode_figures(ends: Sequence[EpisodeEnd], prefix: str = "episode") -> dict
     for task, part in by_task(ends).items():
         if task != "all" and part:
             figures[f"{prefix}/success/{task}"] = float(np.mean([end.success for end in part]))
+            figures[f"{prefix}/count/{task}"] = float(len(part))
     return figures

@@ -15,7 +15,8 @@ from .errors import UsageError
 from .run import CONFIG, METRICS, RUNS, read_metrics, write_whole
 
 PAGE = "report.html"
-NOT_DRAWN = ("episode/success", "eval/success", "episode/count", "eval/count", "episode/invalid", "eval/invalid")
+NOT_DRAWN = tuple(f"{kind}/{figure}" for kind in ("episode", "eval") for figure in ("success", "count", "invalid"))
+"""Beginnings of the names that have a curve of their own, or need none."""
 TIMES = {"time/act_s": "acting", "time/step_s": "simulating", "time/update_s": "updating"}
 """Parts of an update's wall time and their words; the rest is evaluation, saving and logging."""
 
@@ -106,7 +107,7 @@ def _panels(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     chosen = [r for r in records if r["phase"] != "sft"] or list(records)
     names: dict[str, None] = {}
     for record in chosen:
-        names |= dict.fromkeys(key for key in record if "/" in key and key not in NOT_DRAWN)
+        names |= dict.fromkeys(key for key in record if "/" in key and not key.startswith(NOT_DRAWN))
     panels = []
     for name in sorted(names):
         values = [record.get(name) for record in chosen]

@@ -49,10 +49,15 @@ class Factory:
     """Every setting, defaults included."""
     beside: dict[str, str]
     """Settings of `Part.beside` that were given."""
+    part: Part
 
     def __call__(self, **supplied: Any) -> Any:
         settings = {k: v() if isinstance(v, Factory) else v for k, v in self.settings.items()}
         return self.function(**supplied, **settings)
+
+    def changed(self, settings: Mapping[str, Any]) -> Factory:
+        """The same callable with some settings changed, checked again."""
+        return factory({**plain(self), **settings}, self.part, self.key)
 
     @property
     def name(self) -> str:
@@ -127,7 +132,7 @@ def factory(data: Mapping[str, Any] | None, part: Part, key: str) -> Factory:
         elif _storable(default):
             settings[parameter] = default
     settings.update({k: v for k, v in values.items() if k not in valid})
-    return Factory(key, {label: name}, function, settings, beside)
+    return Factory(key, {label: name}, function, settings, beside, part)
 
 
 def find(part: Part, name: str) -> Callable[..., Any]:

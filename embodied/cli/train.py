@@ -93,6 +93,8 @@ class EvalSettings:
     """Of the reported start and end, on scenes used for nothing else."""
     film: bool = True
     """Leave a video of the start and of the end."""
+    also: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Changed simulators in which the end is measured as well: a name, and the settings of `sim` that differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +225,7 @@ class Training:
             seed=self._seed(phases.TRAINING) + self.ranks.rank * self.lanes,
         )  # fmt: skip
         start = self._restore("rl", algorithm, collector)
+        media.stills(collector.lanes.observation, run.media / "first_batch.png")
         phases.reinforce(
             algorithm, collector, run, start=start, updates=settings.rollout.updates,
             checkpoint_every=settings.rollout.checkpoint_every,
@@ -236,6 +239,17 @@ class Training:
         if "sft/all" in self.run.figures:
             self.run.figures["gain"] = rates["all"] - self.run.figures["sft/all"]
         self._film("after.mp4")
+        for name, changes in self.settings.eval.also.items():
+            self._measure_changed(name, changes)
+
+    def _measure_changed(self, name: str, changes: dict[str, Any]) -> None:
+        settings = self.settings
+        env: VectorEnv = settings.sim.changed(changes)(lanes=settings.eval.lanes)
+        ends = phases.test(env, self.agent, episodes=settings.eval.final_episodes, seed=self._seed(phases.REPORTED))
+        env.close()
+        for task, part in phases.by_task(ends).items():
+            self.run.figures[f"{name}/{task}"] = rate = sum(end.success for end in part) / len(part)
+            self.run.say(f"{name:<6} {task:<12} {rate:6.1%}  {len(part)} episodes")
 
     def _film(self, name: str) -> None:
         if self.settings.eval.film:
@@ -333,6 +347,15 @@ def _groups(settings: TrainSettings) -> str | None:
     return None
 
 
+def _also(settings: TrainSettings) -> str | None:
+    taken = {"sft", "final"} & settings.eval.also.keys()
+    if taken:
+        return f"eval.also.{min(taken)} has the name of a phase; give it another."
+    for changes in settings.eval.also.values():
+        settings.sim.changed(changes)
+    return None
+
+
 def _horizon(settings: TrainSettings) -> str | None:
     horizon = settings.policy.settings.get("horizon") or 1  # null: the policy's own
     limit = settings.sim(lanes=1).time_limit
@@ -346,5 +369,5 @@ def _horizon(settings: TrainSettings) -> str | None:
 
 
 RULES = (
-    _positive, _minibatch, partial(_episodes, key="episodes"), partial(_episodes, key="final_episodes"), _groups, _horizon
+    _positive, _minibatch, partial(_episodes, key="episodes"), partial(_episodes, key="final_episodes"), _groups, _horizon, _also
 )  # fmt: skip

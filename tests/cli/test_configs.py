@@ -39,6 +39,9 @@ def test_every_experiment_composes_and_its_frozen_file_reads_back(experiment: st
         ("sim=tabeltop", "No sim named 'tabeltop'. Did you mean 'tabletop'?"),
         ("policy=flow_mpl", "No policy named 'flow_mpl'. Did you mean 'flow_mlp'?"),
         ("experiment=reach_stat", "No experiment named 'reach_stat'. Did you mean 'reach_state'?"),
+        ("rollout.group=3", "rollout.group is 3; it must divide rollout.lanes, 128."),
+        ("eval.also={harder: {randomize: 1}}", "Unknown setting 'sim.randomize'. Did you mean 'randomise'?"),
+        ("eval.also={final: {misname: true}}", "eval.also.final has the name of a phase; give it another."),
         ("rollout.lane=1", "Unknown setting 'rollout.lane'. Did you mean 'lanes'?"),
     ],
 )

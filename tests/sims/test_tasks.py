@@ -93,6 +93,21 @@ def test_every_instruction_names_one_object(name: str) -> None:
         assert matching == [int(env.scene[lane, scene.NAMED])]
 
 
+def test_the_control_names_another_object_in_the_same_world() -> None:
+    honest, control = tabletop.make(["reach", "push"], N), tabletop.make(["reach", "push"], N, misname=True)
+    for env in (honest, control):
+        env.reset(seed=0)
+    np.testing.assert_array_equal(honest.snapshot(ALL), control.snapshot(ALL))
+    for lane in ALL:
+        row = control.scene[lane]
+        named = int(row[scene.NAMED])
+        other = row.copy()
+        other[scene.NAMED] = (named + 1) % 3
+        task = control.tasks[int(row[scene.TASK])]
+        assert control._seen.prompt[lane] == scene.instruction(task, other) != honest._seen.prompt[lane]
+        assert control.geom_of(ALL[[lane]]) == honest.geom_of(ALL[[lane]])
+
+
 def test_a_mark_lies_ahead_of_a_free_way() -> None:
     env = tabletop.make(["push"], N)
     env.reset(seed=0)
