@@ -104,7 +104,7 @@ class Index:
                 self._database.execute("INSERT INTO edits VALUES (0)")
 
     def _connect(self) -> None:
-        self._process, self._mutex = os.getpid(), threading.RLock()
+        self._process, self._mutex, self._closed = os.getpid(), threading.RLock(), False
         self._database = self._files.database(self._path, write=self._write)
         self._rows: dict[str, Row] = {}
         self._last, self._edits, self._version = -1, -1, -1
@@ -115,7 +115,7 @@ class Index:
         if os.getpid() != self._process:
             self._write = False
             self._connect()
-        with self._mutex:
+        with self._held():
             version = self._database.execute("PRAGMA data_version").fetchone()[0]
             if version != self._version:  # another connection wrote, or we did
                 self._refresh()
@@ -137,12 +137,14 @@ class Index:
 
     def next_sequence(self) -> int:
         """The number of the next commit."""
-        used = self._database.execute("SELECT max(sequence) FROM (SELECT sequence FROM episodes UNION SELECT sequence FROM evicted)")
-        return 1 + (-1 if (last := used.fetchone()[0]) is None else last)
+        with self._held():
+            used = self._database.execute("SELECT max(sequence) FROM (SELECT sequence FROM episodes UNION SELECT sequence FROM evicted)")
+            return 1 + (-1 if (last := used.fetchone()[0]) is None else last)
 
     def evicted(self) -> set[str]:
         """Episodes dropped on purpose; what is left of their folders is no data."""
-        return {id for (id,) in self._database.execute("SELECT id FROM evicted")}
+        with self._held():
+            return {id for (id,) in self._database.execute("SELECT id FROM evicted")}
 
     def insert(self, rows: Iterable[Row], *, late: bool = False) -> None:
         """Add rows; `late` where they may come before rows that are there."""
@@ -169,7 +171,7 @@ class Index:
 
     @contextmanager
     def _transaction(self, *, edit: bool = False) -> Iterator[None]:
-        with self._mutex:
+        with self._held():
             self._version = -1
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -181,9 +183,19 @@ class Index:
                 self._database.rollback()
                 raise
 
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the database for one thread; SQLite does not survive being closed by another meanwhile."""
+        with self._mutex:
+            if self._closed:
+                raise RuntimeError(f"{self._path.parent} is closed. Open it again.")
+            yield
+
     def close(self) -> None:
         if os.getpid() == self._process:
-            self._database.close()
+            with self._mutex:
+                self._closed = True
+                self._database.close()
 
 
 def _sum(row: Row) -> int:

@@ -45,6 +45,7 @@ class Writer:
         self._order, self._opening = threading.Lock(), threading.Lock()
         self._background = Background()
         self._failure: Exception | None = None
+        self._closed = False
         self._segments: dict[str, int] = {}
         """Open or uncommitted episodes, and the first journal segment that each needs."""
         self.recovered = Recovery()
@@ -205,8 +206,9 @@ class Writer:
 
     def close(self) -> None:
         """Wait for commits, then let go of the store. What the disk has no room for stays in the journal."""
-        if not self.here:
+        if not self.here or self._closed:
             return
+        self._closed = True
         try:
             self._background.flush()
         finally:

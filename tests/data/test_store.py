@@ -51,3 +51,13 @@ def test_rows_describe_episodes_in_order_of_commit(tmp_path: Path) -> None:
         assert [row.length for row in store.rows] == [1, 2, 3, 4, 5]
         assert [row.success for row in store.rows] == [False, True, False, True, False]
         assert {row.stratum for row in store.rows} == {"demo"}
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "s", SPEC)
+    store.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        store.append(make_episode(2))
+    with pytest.raises(RuntimeError, match="is closed"):
+        len(store)
+    store.close()
