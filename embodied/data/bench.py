@@ -20,8 +20,11 @@ import zarr
 from torch.utils.data import DataLoader, Dataset, default_collate
 from tqdm import tqdm
 
+from ..journal import Files
 from ..types import Episode, Observation, Spec
+from . import episodes
 from .experience import Demonstrations, Replay
+from .index import Index
 from .interop import lerobot
 from .interop.fields import Fields
 from .interop.replay_buffer import ReplayBuffer
@@ -45,7 +48,7 @@ STATE_SPEC = Spec(**{**vars(SPEC), "cameras": ()})
 def run(minutes: float = 5.0) -> dict[str, float]:
     """Measure everything; `minutes` is the length of the shuffled read that watches memory."""
     figures: dict[str, float] = {}
-    parts = (_against_lerobot, _against_dp_state, _acknowledge, _commit, _quarter, _foreign)
+    parts = (_against_lerobot, _against_dp_state, _acknowledge, _commit, _quarter, _foreign, _open_many)
     with tempfile.TemporaryDirectory(prefix="embodied-bench-") as folder:
         for part in tqdm(parts, desc="bench store", disable=None):
             place = Path(folder) / part.__name__
@@ -332,6 +335,22 @@ def _foreign(folder: Path, episodes: int = 16) -> dict[str, float]:
         mine, theirs = best(blocks, one_by_one, rounds=3)
         figures[f"foreign_read_{chunk}"] = theirs / few / (mine / len(pictures))
     return figures
+
+
+def _open_many(folder: Path, count: int = 100_000) -> dict[str, float]:
+    """Seconds to open a store whose index and folders hold `count` episodes, for reading and for writing."""
+    with _fill(folder / "s", 8, 10, STATE_SPEC) as store:
+        last = store.rows[-1]
+    index = Index(Files(), folder / "s" / "index.sqlite", write=True)
+    rows = [last._replace(id=f"{i:026d}", sequence=i - count, created=86400.0 * (i // 1000)) for i in range(count)]
+    for row in rows:
+        episodes.home(folder / "s", row).mkdir(parents=True)
+    index.insert(rows, late=True)
+    index.close()
+    reading, writing = best(
+        lambda: Store.open(folder / "s").close(), lambda: Store.open(folder / "s", write=True).close(), rounds=2
+    )
+    return {"open_100k_s": reading, "open_100k_write_s": writing}
 
 
 def _growth(folder: Path, minutes: float) -> dict[str, float]:
