@@ -62,6 +62,23 @@ def test_a_missing_camera_and_one_of_another_size_are_named() -> None:
         policy().encode(replace(obs, images={**obs.images, "front": obs.images["wrist"]}))
 
 
+def test_looking_in_bfloat16_sees_what_float32_sees() -> None:
+    made, obs = policy(), tree.to(seen(["red cube"] * 8), "cpu")
+    looks = []
+    for made.eyes.brief in (False, True):
+        glances, attention = made.eyes(obs.images, made.instructions(obs.prompt))
+        torch.testing.assert_close(attention.sum(-1), torch.ones_like(attention[..., 0]))
+        looks.append((glances, attention))
+    for exact, brief in zip(*looks, strict=True):
+        assert exact.dtype == brief.dtype == torch.float32
+        torch.testing.assert_close(brief, exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max()))
+
+
+def test_where_the_learner_looks_again_it_looks_in_float32() -> None:
+    for trainable in ("partial", "all"):
+        assert not policy(trainable=trainable).eyes.brief
+
+
 def test_a_spec_without_cameras_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one camera"):
         FlowVLA(replace(SPEC, cameras=()), 3)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embodied import tree
 from embodied.sims import analytic, gl, look, scene, tabletop
 from embodied.sims.analytic import AnalyticCaster
 from embodied.sims.multi_ray import MultiRayCaster
@@ -111,6 +112,15 @@ def test_threads_change_nothing(played: Tabletop, threads: int) -> None:
     (a,), (b,) = (caster.cast(qpos, mocap, caster.poses(qpos, mocap)) for caster in (one, many))
     for x, y in zip((a.pixel, a.geom, a.depth), (b.pixel, b.geom, b.depth), strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+def test_threads_that_share_the_worlds_take_the_same_pictures(played: Tabletop) -> None:
+    qpos = np.tile(played.engine.qpos(played.engine.state), (24, 1))
+    scenes = np.tile(played.scene, (24, 1))
+    caster = CASTERS["analytic"](played.engine.model, look.CAMERAS, height=16, width=16)
+    one, two = (RayCameras(caster, played.tasks, threads=t).see(qpos, scenes, full=True) for t in (1, 2))
+    for a, b in zip(tree.leaves(one), tree.leaves(two), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @settings(max_examples=40, deadline=None)
