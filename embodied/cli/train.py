@@ -74,6 +74,8 @@ class RolloutSettings:
     """Actions executed of each chunk; all of them when null."""
     group: int = 1
     """Neighbouring lanes that share a restored start (group-relative advantages)."""
+    focus: float = 0.0
+    """How much less often a task is played that fails less than the worst: 0 not at all, 0.8 down to a fifth."""
     contexts: Literal["device", "host"] = "device"
     """Where a frozen encoder's results wait for the learner; a large model's may not fit the device."""
     updates: int = 100
@@ -221,7 +223,7 @@ class Training:
         algorithm = settings.algorithm(agent=self.agent, seed=seed, **self.together)
         collector = Collector(
             self.env, self.agent, decisions=settings.rollout.decisions, gamma=settings.rollout.gamma,
-            execute=settings.rollout.execute, group=settings.rollout.group,
+            execute=settings.rollout.execute, group=settings.rollout.group, focus=settings.rollout.focus,
             seed=self._seed(phases.TRAINING) + self.ranks.rank * self.lanes,
         )  # fmt: skip
         start = self._restore("rl", algorithm, collector)

@@ -11,6 +11,7 @@ import numpy as np
 from .. import tree
 from ..interfaces import Chunked, Policy, Snapshots, VectorEnv
 from ..types import ActionChunk, ChunkResult, Observation, Transition
+from .focus import Focus
 from .lanes import EpisodeEnd, Lanes
 
 
@@ -23,8 +24,9 @@ class Collector:
 
     def __init__(
         self, env: VectorEnv, policy: Policy, *, decisions: int, gamma: float = 0.97, execute: int | None = None,
-        group: int = 1, seed: int = 0,
+        group: int = 1, focus: float = 0.0, seed: int = 0,
     ) -> None:  # fmt: skip
+        """`focus` plays tasks that fail more often (`Focus`)."""
         if decisions < 1:
             raise ValueError(f"A batch needs at least 1 decision per lane, got {decisions}.")
         if not 0 < gamma <= 1:
@@ -38,6 +40,7 @@ class Collector:
             )
         self.policy, self.decisions, self.gamma, self.execute, self.group = policy, decisions, gamma, execute, group
         self.lanes = Lanes(env, seed=seed)
+        self._focus = Focus(focus, seed=seed)
         self.frames = 0
         """Frames run in all lanes since the start."""
         self._acting_s = self._stepping_s = 0.0
@@ -58,7 +61,7 @@ class Collector:
             self.frames += int(result.executed.sum())
             rows.append(transition(obs, chunk, result, gamma=self.gamma))
             if self.group == 1:
-                self.lanes.restart(~self.lanes.active)
+                self._restart()
             self._acting_s += acted - began
             self._stepping_s += time.monotonic() - acted
             if not self.lanes.active.any():
@@ -81,6 +84,7 @@ class Collector:
         lanes = self.lanes
         state: dict[str, Any] = {
             "frames": self.frames, "ret": lanes.ret.copy(), "length": lanes.length.copy(), "succeeded": lanes.succeeded.copy(),
+            "focus": self._focus.state_dict(),
         }  # fmt: skip
         if isinstance(env, Snapshots):
             state["worlds"] = env.snapshot(every)
@@ -90,10 +94,19 @@ class Collector:
         """Continue where `state_dict` was taken; an env without snapshots starts fresh episodes instead."""
         env, every = self.lanes.env, np.arange(self.lanes.env.num_envs)
         self.frames = int(state["frames"])
+        self._focus.load_state_dict(state["focus"])
         if "worlds" in state and isinstance(env, Snapshots):
             self.lanes.observation = env.restore(every, np.asarray(state["worlds"]))
             self.lanes.ret, self.lanes.length = np.array(state["ret"]), np.array(state["length"])
             self.lanes.succeeded = np.array(state["succeeded"])
+
+    def _restart(self) -> None:
+        """Begin anew where an episode ended, again where that start is not worth playing."""
+        idle = np.flatnonzero(~self.lanes.active)
+        self._focus.learn(self.lanes.finished[-len(idle) :] if len(idle) else [])
+        while len(idle):
+            self.lanes.restart(np.isin(np.arange(len(self.lanes.active)), idle))
+            idle = idle[self._focus.skip(self.lanes.env.task_names(idle))] if self._focus.strength else idle[:0]
 
     def _start_groups(self) -> None:
         env, every = self.lanes.env, np.arange(self.lanes.env.num_envs)
