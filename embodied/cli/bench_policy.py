@@ -17,6 +17,7 @@ from ..algorithms.pi_rl import PiRL
 from ..flow import Form, Sampler
 from ..interfaces import Perceives
 from ..types import Observation, Spec, Transition
+from .errors import UsageError
 
 GROUP = "embodied.policies"
 LANES = 128
@@ -31,6 +32,10 @@ def run(decisions: int = 1280, minibatch: int = 640, epochs: int = 4, pairs: int
     cached_prefix_speedup: an update that encodes in every minibatch over the cached one; its theory, 1 / (1 - p + p / U)
     with p the share of encoding in the former and U epochs (encoding once instead of U times), stands beside it.
     """
+    if decisions < LANES or decisions % LANES:
+        raise UsageError(f"decisions is {decisions}; give a multiple of {LANES}, the lanes that act at once.")
+    if low := [f"{name} is {value}" for name, value in (("minibatch", minibatch), ("epochs", epochs), ("pairs", pairs)) if value < 1]:
+        raise UsageError(f"{' and '.join(low)}; at least 1 is needed.")
     state_policy, seeing = _policies()
     bench = _Bench(decisions, minibatch, epochs)
     hybrid, two_layer = (bench.update(state_policy, form, cameras=0) for form in ("hybrid", "two_layer"))

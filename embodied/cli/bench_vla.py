@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from ..algorithms.pi_rl import PiRL
 from ..flow import Sampler, mean_shift
 from ..interfaces import Precision
 from ..types import ActionChunk, Observation, Spec, Transition
+from .errors import UsageError
 from .load import pick_device
 
 POLICIES = "embodied.policies"
@@ -62,8 +63,15 @@ def run(
     with the cameras base, left, right, 8 state and 7 action numbers. For a GPU of 80 GB and more:
     size=full decisions=2048 minibatch=512 microbatch=64.
     """
-    name = policy or next(n for n in plugins.names(POLICIES) if _measurable(n))
+    name = _choose(policy)
     network = plugins.load(POLICIES, name)
+    if size not in get_args(Size):
+        raise UsageError(f"size is one of {', '.join(get_args(Size))}, got '{size}'.")
+    counts = {"batch": batch, "learner_batch": learner_batch, "decisions": decisions, "minibatch": minibatch, "acting_batch": acting_batch, "pairs": pairs}
+    if low := [f"{key} is {count}" for key, count in counts.items() if count < 1]:
+        raise UsageError(f"{' and '.join(low)}; at least 1 is needed.")
+    if decisions % min(acting_batch, decisions):
+        raise UsageError(f"decisions is {decisions}; it must be a multiple of acting_batch, {acting_batch}, or smaller.")
     chosen = pick_device(device)
     with tempfile.TemporaryDirectory() as temporary:
         folder = path or temporary
@@ -232,9 +240,16 @@ def look(spec: Spec, count: int) -> Observation:
     )  # fmt: skip
 
 
-def _measurable(name: str) -> bool:
-    network = plugins.load(POLICIES, name)
-    return isinstance(network, Measurable)
+def _choose(given: str) -> str:
+    """The policy to measure: what was named, else the first that can be built at random."""
+    names = [given] if given else plugins.names(POLICIES)
+    found = next((name for name in names if isinstance(plugins.load(POLICIES, name), Measurable)), None)
+    if found is None:
+        raise UsageError(
+            f"{given or 'Every installed policy'} lacks what this benchmark compares: random weights, and an implementation beside ours. "
+            f"Installed: {', '.join(plugins.names(POLICIES))}."
+        )
+    return found
 
 
 def _ratios(theirs: Callable[[], Any], ours: Callable[[], Any], pairs: int) -> list[float]:
