@@ -23,10 +23,13 @@ _TRAIN = (
     "supervise.steps=2 supervise.max_steps=2 collect.episodes=1 rollout.lanes=4 rollout.decisions=2 "
     "algorithm.minibatch=8 eval.lanes=4 eval.episodes=4 eval.final_episodes=4 eval.film=false rollout.updates=1"
 )
+_SEE = f"{_TRAIN} perceive.steps=1 perceive.scenes=8 perceive.batch_size=4"
 TOY = {
     # the variants at toy scale; the file's own would supervise for minutes
     "train -m experiment=reach_controls": f"{_TRAIN} variants={{pi_rl:[],more_supervised:['supervise.extra_s=0.1']}}",
-    "train experiment=tabletop": f"{_TRAIN} perceive.steps=1 perceive.scenes=8 perceive.batch_size=4",
+    "train -m experiment=demo_full": f"{_SEE} eval.also={{}} variants={{shuffled:['algorithm.shuffle_advantages=true']}}",
+    "train -m experiment=ablations": f"{_TRAIN} seed=0 variants={{steps_2:['sampler.steps=2']}}",
+    "train experiment=tabletop": _SEE,
     "train": _TRAIN,
     "eval": "episodes=4 lanes=4 film=false",
     "collect": "episodes=1 lanes=4",

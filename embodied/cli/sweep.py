@@ -1,10 +1,10 @@
-"""The table of a folder of runs: one row per run, then median and minimum over seeds of every variant."""
+"""The table of a folder of runs: one row per run, then median, minimum and maximum over seeds of every variant."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from . import schema
 from .compose import load_yaml, resolve
 from .run import CONFIG, SUMMARY
+
+SPREAD: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "minimum": min, "maximum": max}
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Table:
     rows: list[list[str]]
     """One per job."""
     spread: list[list[str]]
-    """Median and minimum of every variant that ran more than once."""
+    """Median, minimum and maximum of every variant that ran more than once."""
 
     def text(self) -> str:
         """Columns side by side."""
@@ -78,7 +80,7 @@ def tabulate(jobs: Sequence[Job]) -> Table:
     spread = []
     for variant in dict.fromkeys(_variant(job, keys) for job in jobs):
         members = [job for job in jobs if _variant(job, keys) == variant]
-        for word, reduce in (("median", statistics.median), ("minimum", min)) if len(members) > 1 else ():
+        for word, reduce in SPREAD.items() if len(members) > 1 else ():
             labels = ["" if key == "seed" else cell(members[0].settings.get(key)) for key in keys]
             values = [[job.figures[name] for job in members if name in job.figures] for name in figures]
             spread.append([word, *labels, *(cell(reduce(v)) if v else "-" for v in values)])

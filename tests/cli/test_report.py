@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from embodied.cli import curves, main, report, sweep
+from embodied.cli import curves, main, media, report, sweep
 from embodied.metrics import wilson
+from embodied.types import Observation
 
 from .test_run import make
 
@@ -66,6 +69,32 @@ def test_training_and_evaluated_success_are_apart_with_their_own_intervals(tmp_p
     assert (test[1].low, test[1].high) == wilson(32, 40)
 
 
+def test_several_tasks_have_a_curve_each_with_their_own_counts(tmp_path: Path) -> None:
+    with make(tmp_path / "a") as run:
+        for update in (1, 2):
+            run.env_steps = 1000 * update
+            figures = {"eval/success": 0.5, "eval/count": 40.0}
+            figures |= {f"eval/{kind}/{task}": v for task, s in (("lift", 0.25), ("push", 0.75)) for kind, v in (("success", s), ("count", 20.0))}
+            run.log(update, "rl", figures, policy_version=update)
+        run.finish()
+    records = report.read_metrics(tmp_path / "a" / "metrics.jsonl")
+    (first, _) = curves.success_points(records, "eval", "lift")
+    assert first.rate == 0.25 and (first.low, first.high) == wilson(5, 20)
+    page = report.write(tmp_path / "a").read_text()
+    assert ">lift<" in page and ">push<" in page
+
+
+def test_stills_show_every_camera_and_instruction_of_the_first_lanes(tmp_path: Path) -> None:
+    pictures = np.zeros((8, 4, 4, 3), np.uint8)
+    obs = Observation(
+        images={"front": pictures, "wrist": pictures}, state=np.zeros((8, 2), np.float32),
+        prompt=np.array(["lift the red cube"] * 8), time=np.zeros(8),
+    )  # fmt: skip
+    assert media.stills(obs, tmp_path / "first.png", count=3)
+    assert (tmp_path / "first.png").read_bytes()[:4] == b"\x89PNG"
+    assert not media.stills(replace(obs, images={}), tmp_path / "none.png") and not (tmp_path / "none.png").exists()
+
+
 def test_a_run_that_has_not_finished_gets_what_there_is(tmp_path: Path) -> None:
     with make(tmp_path / "a"):
         pass
@@ -99,11 +128,13 @@ def test_a_sweep_gets_a_row_per_run_and_the_spread_over_seeds_of_every_variant(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["job", "lanes", "seed", "wall_s", "final/all"]
     assert rows[2][:3] == ["1", "8", "1"] and rows[2][-1] == "1"
-    assert [(row[0], row[1], row[-1]) for row in rows[6:10]] == [
+    assert [(row[0], row[1], row[-1]) for row in rows[6:12]] == [
         ("median", "8", f"{250 / 256:.4g}"),
         ("minimum", "8", f"{240 / 256:.4g}"),
+        ("maximum", "8", "1"),
         ("median", "9", f"{129 / 256:.4g}"),
         ("minimum", "9", f"{128 / 256:.4g}"),
+        ("maximum", "9", f"{130 / 256:.4g}"),
     ]
     page = (tmp_path / "s" / "report.html").read_text()
     assert all(f'href="{job}/report.html"' in page for job in range(5))
