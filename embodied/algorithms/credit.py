@@ -48,11 +48,11 @@ class Credit:
 
     def __init__(
         self, agent: FlowAgent, ranks: Ranks, *, critic_input: CriticInput, group: int, lam: float, clip: float,
-        at_once: int, shuffle: torch.Generator | None,
+        at_once: int,
     ) -> None:  # fmt: skip
-        """`at_once` is how many rows a process encodes at a time; `shuffle` gives advantages to the wrong decisions."""
+        """`at_once` is how many rows a process encodes at a time."""
         self.policy, self.ranks = agent, ranks
-        self.critic_input, self.group, self.lam, self.clip, self.at_once, self.shuffle = critic_input, group, lam, clip, at_once, shuffle
+        self.critic_input, self.group, self.lam, self.clip, self.at_once = critic_input, group, lam, clip, at_once
 
     def critic(self) -> ValueHead:
         """A new value head of the input's width."""
@@ -91,8 +91,6 @@ class Credit:
         if not len(keep) and self.ranks.size > 1:  # a row to go in step with; its place is in no minibatch
             keep, number = torch.zeros_like(number[:1]), torch.full_like(number, -1)
         advantage = advantage.flatten()[keep]
-        if self.shuffle is not None:
-            advantage = advantage[torch.randperm(len(advantage), generator=self.shuffle).to(advantage.device)]
         rows = Rows(
             obs=None if frozen else tree.index(flat.obs, keep), context=_rows(context, keep, len(number)) if frozen else None,
             trace=tree.index(trace, keep), version=flat.chunk.version[keep], executed=flat.executed[keep],

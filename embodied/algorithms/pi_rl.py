@@ -76,12 +76,13 @@ class PiRL:
         by_precision = {"float32": 1e-4, "bfloat16": 5e-2}
         self.max_mean_shift = by_precision[agent.policy.precision] if max_mean_shift is None else max_mean_shift
         self.recompute_behaviour, self.microbatch = recompute_behaviour, microbatch
+        self.shuffle_advantages = shuffle_advantages
         self.ranks = Ranks() if ranks is None else ranks
         self.updates = 0
         self.generator = torch.Generator().manual_seed(seed)
         self.credit = Credit(
             agent, self.ranks, critic_input=critic, group=group, lam=lam, clip=advantage_clip,
-            at_once=minibatch if microbatch is None else microbatch, shuffle=self.generator if shuffle_advantages else None,
+            at_once=minibatch if microbatch is None else microbatch,
         )  # fmt: skip
         self.critic = self.credit.critic() if advantage == "gae" else None
         self.ranks.adopt(agent.policy, *(head for head in (agent.noise_head, self.critic) if head is not None))
@@ -111,7 +112,12 @@ class PiRL:
 
     def prepare(self, rollout: Transition) -> tuple[Rows, dict[str, float]]:
         """The rows of a rollout [D, N] that ran, with their advantages, and figures about them."""
-        return self.credit.rows(rollout, self.critic)
+        rows, figures = self.credit.rows(rollout, self.critic)
+        if self.shuffle_advantages:  # by the update's number: the minibatches' stream must be the same in all processes
+            shuffler = torch.Generator().manual_seed(self.updates)
+            order = torch.randperm(len(rows.advantage), generator=shuffler)
+            rows = replace(rows, advantage=rows.advantage[order.to(rows.advantage.device)])
+        return rows, figures
 
     def _epochs(self, rows: Rows, count: int) -> dict[str, float]:
         learn_policy = self.critic is None or self.updates >= self.critic_warmup
