@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+from draccus.utils import DraccusException
 from huggingface_hub import snapshot_download
 from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
 from lerobot.utils.constants import ACTION, OBS_IMAGES, OBS_STATE
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ..types import Spec
@@ -59,7 +62,13 @@ def read_config(folder: Path, kind: str) -> PreTrainedConfig:
     """Read config.json and prepare it for building on the CPU."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is no checkpoint of LeRobot's: it holds no config.json. A run of ours keeps one in its folder 'exported'.")
-    config = PreTrainedConfig.from_pretrained(folder)
+    try:
+        config = PreTrainedConfig.from_pretrained(folder)
+    except (ValueError, TypeError, DraccusException) as error:  # no JSON, or fields of another version of LeRobot's
+        raise ValueError(
+            f"{folder / 'config.json'} cannot be read by the installed LeRobot {version('lerobot')}: {_first_line(error)}. Take a "
+            "checkpoint of its format, or remove the field."
+        ) from error
     if config.type != kind:
         raise ValueError(f"{folder} is a checkpoint of type '{config.type}', not '{kind}'. Use policy={config.type}.")
     config.device, config.compile_model = "cpu", False
@@ -112,7 +121,7 @@ def require_memory(folder: Path) -> None:
     """Refuse to build what will not fit into this machine's memory, before it is built."""
     if not (folder / WEIGHTS).is_file():
         return
-    with safe_open(folder / WEIGHTS, "pt") as file:
+    with _weights(folder) as file:
         numbers = sum(_product(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     needed, free = 4 * numbers / 2**30, psutil.virtual_memory().available / 2**30
     if needed > free:
@@ -120,6 +129,13 @@ def require_memory(folder: Path) -> None:
             f"{folder} has {numbers / 1e9:.2f} billion parameters: {needed:.1f} GiB in float32, and {free:.1f} GiB of memory are "
             "free here. Use a machine with more memory or a smaller checkpoint."
         )
+
+
+def _weights(folder: Path) -> Any:
+    try:
+        return safe_open(folder / WEIGHTS, "pt")
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS} is damaged or incomplete: {_first_line(error)}. Copy the checkpoint again.") from error
 
 
 def _product(shape: Sequence[int]) -> int:
@@ -133,7 +149,7 @@ def load_weights(network: nn.Module, folder: Path, parameter_names: Callable[[Se
     if not (folder / WEIGHTS).is_file():
         raise ValueError(f"{folder} holds no {WEIGHTS}. Give a folder with weights.")
     own = network.state_dict()
-    with safe_open(folder / WEIGHTS, "pt") as file:
+    with _weights(folder) as file:
         names = parameter_names(list(file.keys()))
         filled = {own[name].data_ptr() for name in names if name in own}
         wrong = [f"{name} is missing" for name, tensor in own.items() if name not in names and tensor.data_ptr() not in filled]

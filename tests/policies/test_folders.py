@@ -152,6 +152,20 @@ def test_missing_weights_are_an_error(folder: Path) -> None:
         build(path=str(folder))
 
 
+def test_damaged_weights_are_an_error(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ValueError, match="is damaged or incomplete"):
+        build(path=str(folder))
+
+
+@pytest.mark.parametrize("text", ["{", '{"type": "smolvla", "a_field_of_a_later_version": 1}'])
+def test_a_configuration_of_another_version_is_an_error(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="cannot be read by the installed LeRobot"):
+        build(path=str(folder))
+
+
 def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights.pop("model.action_in_proj.bias")
