@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embodied import plugins
 from embodied.cli import main
 from embodied.types import Observation
 
@@ -25,11 +26,10 @@ _TRAIN = (
 )
 _SEE = f"{_TRAIN} perceive.steps=1 perceive.scenes=8 perceive.batch_size=4"
 TOY = {
-    # the variants at toy scale; the file's own would supervise for minutes
-    "train -m experiment=reach_controls": f"{_TRAIN} variants={{pi_rl:[],more_supervised:['supervise.extra_s=0.1']}}",
-    "train -m experiment=demo_full": f"{_SEE} eval.also={{}} variants={{shuffled:['algorithm.shuffle_advantages=true']}}",
-    "train -m experiment=ablations": f"{_TRAIN} seed=0 variants={{steps_2:['sampler.steps=2']}}",
+    "train -m experiment=demo_full": f"{_SEE} variants={{more_supervised:['supervise.extra_s=0.1']}}",
+    "train -m experiment=ablations": f"{_TRAIN} rollout.lanes=8 seed=0",
     "train experiment=tabletop": _SEE,
+    "train experiment=vla": f"{_TRAIN} rollout.lanes=2 algorithm.minibatch=4 policy.horizon=4",
     "train": _TRAIN,
     "eval": "episodes=4 lanes=4 film=false",
     "collect": "episodes=1 lanes=4",
@@ -42,8 +42,11 @@ TOY = {
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all commands: later ones use what earlier ones left."""
-    return tmp_path_factory.mktemp("readme")
+    """One folder for all commands, with a checkpoint of LeRobot's; later ones use what earlier ones left."""
+    folder = tmp_path_factory.mktemp("readme")
+    spec = plugins.load("embodied.sims", "tabletop")().embodiment
+    plugins.load("embodied.policies", "smolvla").write_random(folder / "checkpoint", spec)
+    return folder
 
 
 def words(line: str) -> list[str]:
@@ -56,7 +59,7 @@ def words(line: str) -> list[str]:
     return given if "--help" in given else [*given, *small.split()]
 
 
-SLOW = [line for line in LINES if line.startswith(("embodied bench", "embodied doctor"))]
+SLOW = [line for line in LINES if line.startswith(("embodied bench", "embodied doctor", "embodied train -m experiment=demo_full", "embodied train -m experiment=ablations"))]
 """Commands that take long however small; each has tests of its own."""
 ORDINARY = [line for line in LINES if line.startswith("embodied") and line not in SLOW]
 MADE = [line for line in LINES if line.startswith("make")]
