@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -69,7 +69,7 @@ def execute(settings: CollectSettings, run: Run) -> None:
     run.finish()
 
 
-def _record(settings: CollectSettings, env: VectorEnv) -> list[Episode]:
+def _record(settings: CollectSettings, env: VectorEnv) -> Iterator[Episode]:
     seed = phases.lane_seed(settings.seed, phases.DEMONSTRATIONS)
     if settings.policy.path is None:
         act = record.expert(env, noise=settings.noise, seed=settings.seed)

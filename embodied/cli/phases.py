@@ -73,10 +73,11 @@ def collect(env: VectorEnv, store: Path, *, episodes: int, noise: float, seed: i
         env, record.expert(env, noise=noise, seed=seed), episodes=episodes, source="script",
         seed=lane_seed(seed, DEMONSTRATIONS),
     )  # fmt: skip
+    episodes_by_task = sorted(recorded, key=lambda episode: env.embodiment.tasks.index(episode.task))
     with Store.create(store, env.embodiment) as opened:
-        for episode in recorded:
+        for episode in episodes_by_task:
             opened.append(episode)
-    return recorded
+    return episodes_by_task
 
 
 def fit_statistics(agent: FlowAgent, episodes: Sequence[Episode]) -> None:

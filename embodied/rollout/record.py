@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -32,13 +32,16 @@ def expert(env: VectorEnv, *, noise: float, seed: int) -> Act:
 
 def record(
     env: VectorEnv, act: Act, *, episodes: int, source: Source, seed: int, version: int = -1, only_success: bool = True
-) -> list[Episode]:
-    """Record `episodes` episodes of every task, lanes side by side; with `only_success` failures are thrown away."""
+) -> Iterator[Episode]:
+    """Record `episodes` episodes of every task, lanes side by side, each given as it ends.
+
+    With `only_success` failures are thrown away.
+    """
     lanes = Lanes(env, seed=seed)
     columns: list[list[tuple[Observation, np.ndarray, ChunkResult, int]]] = [[] for _ in range(env.num_envs)]
-    kept: dict[str, list[Episode]] = {task: [] for task in env.embodiment.tasks}
+    kept = dict.fromkeys(env.embodiment.tasks, 0)
     attempts = 0
-    while any(len(done) < episodes for done in kept.values()):
+    while any(done < episodes for done in kept.values()):
         seen, index = lanes.observation, np.arange(env.num_envs)
         tasks = env.task_names(index)
         actions = act(seen, index)
@@ -51,13 +54,13 @@ def record(
             episode = _episode(columns[lane], env, tasks[lane], source, version, seed + int(lane))
             columns[lane] = []
             wanted = episode.success or (not only_success and episode.reason != "diverged")
-            if wanted and len(kept[tasks[lane]]) < episodes:
-                kept[tasks[lane]].append(episode)
+            if wanted and kept[tasks[lane]] < episodes:
+                kept[tasks[lane]] += 1
+                yield episode
         if attempts > 100 * episodes * len(kept):
-            short = {task: len(done) for task, done in kept.items() if len(done) < episodes}
+            short = {task: done for task, done in kept.items() if done < episodes}
             raise RuntimeError(f"After {attempts} attempts there are only {short} successful episodes of {episodes}; lower the noise.")
         lanes.restart(~lanes.active)
-    return [episode for done in kept.values() for episode in done]
 
 
 def _row(result: ChunkResult, lane: int) -> ChunkResult:

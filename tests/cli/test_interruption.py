@@ -16,6 +16,7 @@ import pytest
 
 from embodied import checkpoint
 from embodied.cli import main
+from embodied.data.store import Store
 
 ENDLESS = [
     "experiment=reach_state",
@@ -77,3 +78,24 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_kill_loses_at_most_the_unsaved(
     assert updates(tmp_path) == list(range(1, saved + 3))
     summary = json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())
     assert [row["phase"] for row in summary["eval"] if row["task"] == "all"] == ["sft", "final"]
+
+
+def test_a_collection_that_is_killed_keeps_every_episode_it_had(tmp_path: Path) -> None:
+    words = ["collect", "store=demonstrations", "sim.tasks=[reach]", "episodes=100000", "lanes=4", "run.name=a"]
+    store = tmp_path / "demonstrations"
+    with subprocess.Popen([sys.executable, "-m", "embodied.cli.main", *words], cwd=tmp_path, stdout=subprocess.DEVNULL) as child:
+        try:
+            deadline = time.monotonic() + 120
+            seen = 0
+            while seen < 3:
+                assert time.monotonic() < deadline and child.poll() is None
+                time.sleep(0.2)
+                if (store / "FORMAT.json").is_file():
+                    with Store.open(store) as reader:
+                        seen = len(reader)
+        finally:
+            child.kill()
+    with Store.open(store, write=True) as opened:  # recovers
+        assert len(opened) >= seen
+        assert all(opened.read(id).success for id in opened.ids)
+    assert main.main(["data", "verify", str(store)]) == 0

@@ -11,7 +11,7 @@ from embodied.sims.tabletop import make
 
 def test_contexts_belong_to_their_rows_and_the_stream_resumes() -> None:
     env = make(["reach"], 4)
-    episodes = record(env, expert(env, noise=0.1, seed=0), episodes=4, source="script", seed=0)
+    episodes = list(record(env, expert(env, noise=0.1, seed=0), episodes=4, source="script", seed=0))
     made = [Encoded(episodes, lambda obs: 2 * obs.state, horizon=4, batch_size=32, seed=1) for _ in range(2)]
     batches = [next(made[0]) for _ in range(3)]
     for batch in batches:

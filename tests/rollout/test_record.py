@@ -10,7 +10,7 @@ from embodied.sims.tabletop import make
 
 def test_episodes_of_every_task_have_aligned_tables_and_clipped_actions() -> None:
     env = make(["reach", "lift"], 6)
-    episodes = record(env, expert(env, noise=0.5, seed=0), episodes=2, source="script", seed=11)
+    episodes = list(record(env, expert(env, noise=0.5, seed=0), episodes=2, source="script", seed=11))
     assert sorted(e.task for e in episodes) == ["lift", "lift", "reach", "reach"]
     high = np.float32(env.embodiment.action_high)
     for episode in episodes:
@@ -23,7 +23,7 @@ def test_episodes_of_every_task_have_aligned_tables_and_clipped_actions() -> Non
 
 def test_equal_seeds_record_equal_episodes() -> None:
     first, second = (
-        record(env, expert(env, noise=0.2, seed=1), episodes=1, source="script", seed=5)[0]
+        next(record(env, expert(env, noise=0.2, seed=1), episodes=1, source="script", seed=5))
         for env in (make(["reach"], 2), make(["reach"], 2))
     )
     np.testing.assert_array_equal(first.action, second.action)
