@@ -227,7 +227,8 @@ class Training:
             seed=self._seed(phases.TRAINING) + self.ranks.rank * self.lanes,
         )  # fmt: skip
         start = self._restore("rl", algorithm, collector)
-        media.stills(collector.lanes.observation, run.media / "first_batch.png")
+        if start == 0:
+            media.stills(collector.lanes.observation, run.media / "first_batch.png")
         phases.reinforce(
             algorithm, collector, run, start=start, updates=settings.rollout.updates,
             checkpoint_every=settings.rollout.checkpoint_every,
