@@ -77,4 +77,4 @@ def make_cameras(
         caster = AnalyticCaster(model, names, height=height, width=width)
     else:
         raise ValueError(f"Cameras of kind '{kind}' are asked for; choose 'ray', 'multi_ray' or 'gl'.")
-    return RayCameras(caster, tasks, threads=min(threads, SHARED))
+    return RayCameras(caster, tasks, threads=min(max(1, threads), SHARED))
