@@ -35,6 +35,7 @@ TOY = {
     "collect": "episodes=1 lanes=4",
     "sft": "steps=2",
     "bench sim": "pairs=1",
+    "bench store": "minutes=0.1",
     "bench policy": "pairs=1 decisions=128 minibatch=64 epochs=1",
 }
 """Words that make a command of the README small."""

@@ -86,7 +86,7 @@ def test_imitation_and_reinforcement_improve_a_random_instance(
         assert main(imitation) == 0 and main(reinforcement) == 0
         start, end = rates("imitated")["final"], rates("reinforced")
         print(family, start, end)
-        assert start["wilson_low"] > 0.05  # what random actions reach at most
+        assert start["success_rate"] > 0.3  # random weights: none or next to none
         assert end["sft"]["success_rate"] == pytest.approx(start["success_rate"], abs=0.1)  # the folder carried it over
         assert end["final"]["wilson_low"] > end["sft"]["success_rate"]
         ours = load("runs/reinforced", device="cpu").policy
