@@ -55,7 +55,7 @@ class SuperviseSettings:
     """Steps of the first round; each further round doubles what was trained so far."""
     max_steps: int = 8000
     gain: float = 0.05
-    """Training has converged once doubling its steps gains less than this share of episodes."""
+    """Training has converged once doubling its steps gains less than this share of episodes; the longer one is undone."""
     batch_size: int = 128
     extra_s: float = 0.0
     """A control: seconds of supervised training in the place of reinforcement."""
@@ -174,7 +174,11 @@ class Training:
             run.figures.update(self.resumed["figures"])
 
     def supervise(self) -> None:
-        """Collect demonstrations and train on them until doubling the steps no longer pays."""
+        """Collect demonstrations and train on them until doubling the steps no longer pays.
+
+        A doubling that did not pay is undone: longer training fits the same few demonstrations more closely, which
+        leaves reinforcement less to choose from.
+        """
         if self.resumed is not None and self.resumed["phase"] != "sft":
             return
         settings, run, seed = self.settings, self.run, self.settings.seed
@@ -189,18 +193,19 @@ class Training:
         )
         step = self._restore("sft", self.sft, self.demonstrations)
         save = phases.Saver(run, self.agent, self.description, "sft")
-        target = settings.supervise.steps
-        while True:
-            if step < target or step == 0:
-                step = phases.supervise(self.sft, self.demonstrations, run, start=step, steps=target)
-                rate = self._success(step)
-                gain = rate - run.figures.get("sft_success", 0.0)
-                doubled = "sft_success" in run.figures
-                run.figures |= {"sft_steps": float(step), "sft_success": rate} | ({"sft_doubling_gain": gain} if doubled else {})
-                save(0, step, self.sft, self.demonstrations)
-                if (doubled and gain < settings.supervise.gain) or 2 * step > settings.supervise.max_steps:
+        target = 2 * step or settings.supervise.steps
+        while step == 0 or target <= settings.supervise.max_steps:
+            step = phases.supervise(self.sft, self.demonstrations, run, start=step, steps=target)
+            rate = self._success(step)
+            if "sft_success" in run.figures:
+                run.figures["sft_doubling_gain"] = gain = rate - run.figures["sft_success"]
+                if gain < settings.supervise.gain:
+                    run.say(f"sft    doubling the steps gained {gain:.1%}: back to those of step {run.figures['sft_steps']:.0f}")
+                    _resume(checkpoint.load(run.checkpoints).trainer, self.sft, self.demonstrations)
                     break
-            target *= 2
+            run.figures |= {"sft_steps": float(step), "sft_success": rate}
+            save(0, step, self.sft, self.demonstrations)
+            target = 2 * step
 
     def report_start(self) -> None:
         """Measure where reinforcement begins."""
@@ -282,9 +287,7 @@ class Training:
         """Continue a phase from its checkpoint; 0 where there is none."""
         if self.resumed is None or self.resumed["phase"] != phase:
             return 0
-        algorithm.load_state_dict(self.resumed["algorithm"])
-        experience.load_state_dict(self.resumed["experience"])
-        return int(self.resumed["step"])
+        return _resume(self.resumed, algorithm, experience)
 
     def _measure(self, phase: str) -> dict[str, float]:
         return phases.measure(
@@ -309,6 +312,13 @@ class Training:
 
     def _seed(self, part: int) -> int:
         return phases.lane_seed(self.settings.seed, part)
+
+
+def _resume(trainer: dict[str, Any], algorithm: Any, experience: Any) -> int:
+    """Put both where a checkpoint left them; the step it was written at."""
+    algorithm.load_state_dict(trainer["algorithm"])
+    experience.load_state_dict(trainer["experience"])
+    return int(trainer["step"])
 
 
 def _positive(settings: TrainSettings) -> str | None:
