@@ -43,6 +43,8 @@ def tokenizer(folder: Path, given: str | None) -> Path | None:
     kept = folder / TOKENIZER
     if kept.is_dir() and (given is None or (folder / APART).is_file()):
         return kept
+    if given is not None and not Path(given).is_dir():
+        raise ValueError(f"policy.tokenizer is {given}, which is no folder. Give a local folder that holds a tokenizer.")
     return None if given is None else Path(given)
 
 
@@ -117,12 +119,9 @@ def _closest(name: str, valid: dict[str, str]) -> str:
     return next(iter(difflib.get_close_matches(name, valid, n=1, cutoff=0.0)), "<feature>")
 
 
-def require_memory(folder: Path) -> None:
-    """Refuse to build what will not fit into this machine's memory, before it is built."""
-    if not (folder / WEIGHTS).is_file():
-        return
-    with _weights(folder) as file:
-        numbers = sum(_product(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+def require_memory(folder: Path, network: nn.Module) -> None:
+    """Refuse to build what will not fit into this machine's memory; `network` is the same one without storage."""
+    numbers = sum(parameter.numel() for parameter in network.parameters())
     needed, free = 4 * numbers / 2**30, psutil.virtual_memory().available / 2**30
     if needed > free:
         raise ValueError(
@@ -136,10 +135,6 @@ def _weights(folder: Path) -> Any:
         return safe_open(folder / WEIGHTS, "pt")
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS} is damaged or incomplete: {_first_line(error)}. Copy the checkpoint again.") from error
-
-
-def _product(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 def load_weights(network: nn.Module, folder: Path, parameter_names: Callable[[Sequence[str]], dict[str, str]]) -> None:

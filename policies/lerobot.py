@@ -12,6 +12,7 @@ precision 'bfloat16' the transformer computes in it and a frozen prefix is kept 
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,6 +142,8 @@ class LeRobotPolicy(nn.Module):
         recompute_activations: trade time for memory when training, block by block.
         """
         super().__init__()
+        if lora_rank < 0:
+            raise ValueError(f"lora_rank must be 0 (no adapters) or positive, got {lora_rank}.")
         folder = folders.find(path)
         self.config = folders.read_config(folder, self.kind)
         if horizon is not None:
@@ -152,8 +155,8 @@ class LeRobotPolicy(nn.Module):
         self.features = folders.map_cameras(self.config, spec, cameras)
         backbone = folders.tokenizer(folder, tokenizer)
         self.family_class.prepare(self.config, backbone)
-        folders.require_memory(folder)
-        self.network = self._build()
+        folders.require_memory(folder, self._build("meta"))
+        self.network = self._build("cpu")
         self.family = self.family_class(self.network)
         folders.load_weights(self.network, folder, self.family.parameter_names)
         sizes = {"state": spec.state_dim, "action": spec.action_dim}
@@ -257,10 +260,13 @@ class LeRobotPolicy(nn.Module):
         """Modules that are only entered through their own forward: units of sharding."""
         return self.family.blocks()
 
-    def _build(self) -> Any:
+    def _build(self, device: Literal["cpu", "meta"]) -> Any:
+        """Build the network; on 'meta' it takes no memory and no time."""
+        config = self.config if device == "cpu" else copy.copy(self.config)
+        config.device = device
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # LeRobot's constructors print
-                return self.network_class(self.config)
+            with contextlib.redirect_stdout(io.StringIO()), torch.device(device):  # LeRobot's constructors print
+                return self.network_class(config)
         except OSError as error:
             raise folders.unreachable(f"The backbone's configuration of this {self.kind} checkpoint", error) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,10 @@ def _load(folder: Path, config: PreTrainedConfig, tokenizer: Path | None) -> tup
                 f"{folder} holds no {file}, hence no statistics. Checkpoints of LeRobot before 0.4 are converted with "
                 "its script lerobot/processor/migrate_policy_normalization.py."
             )
+        try:
+            json.loads((folder / file).read_text())
+        except ValueError as error:
+            raise ValueError(f"{folder / file} is damaged ({error}). Copy the checkpoint again.") from error
     cpu = {"device_processor": {"device": "cpu"}}
     named = {} if tokenizer is None else {"tokenizer_processor": {"tokenizer_name": str(tokenizer)}}
     try:

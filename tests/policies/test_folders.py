@@ -71,6 +71,13 @@ def test_a_tokenizer_out_of_reach_says_how_to_give_one(family: str, tmp_path: Pa
     assert policy.encode(seen())["valid"].any()
 
 
+def test_a_tokenizer_that_is_no_folder_and_a_negative_rank_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"policy\.tokenizer is nowhere, which is no folder"):
+        build(path=str(folder), tokenizer="nowhere")
+    with pytest.raises(ValueError, match="lora_rank must be 0"):
+        build(path=str(folder), lora_rank=-1)
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no checkpoint of LeRobot's: it holds no config\.json"):
         build(path=str(tmp_path))
@@ -143,6 +150,13 @@ def test_statistics_of_another_robot_are_refused(folder: Path) -> None:
 def test_missing_processors_are_an_error(folder: Path, file: str) -> None:
     (folder / file).unlink()
     with pytest.raises(ValueError, match=f"holds no {file}, hence no statistics"):
+        build(path=str(folder))
+
+
+@pytest.mark.parametrize("file", ["policy_preprocessor.json", "policy_postprocessor.json"])
+def test_damaged_processors_are_an_error(folder: Path, file: str) -> None:
+    (folder / file).write_text((folder / file).read_text()[:100])
+    with pytest.raises(ValueError, match=rf"{file} is damaged"):
         build(path=str(folder))
 
 
