@@ -141,6 +141,19 @@ class Snapshots(Protocol):
 
 
 @runtime_checkable
+class Foresees(Protocol):
+    """A vector env that knows what its lanes play next, so that a start can be left out before it costs anything."""
+
+    def next_tasks(self, lanes: np.ndarray) -> list[str]:
+        """Name of the task that each of these lanes plays after its next reset."""
+        ...
+
+    def leave_out(self, lanes: np.ndarray) -> None:
+        """Let the next reset of these lanes begin the episode after the one it would have begun."""
+        ...
+
+
+@runtime_checkable
 class HasExpert(Protocol):
     """A vector env that knows how to solve its tasks."""
 

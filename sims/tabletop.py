@@ -244,7 +244,19 @@ class Tabletop(gym.vector.VectorEnv):
         """Name the task that each lane plays now."""
         return [self.tasks[int(index)].name for index in self.scene[lanes, scene.TASK]]
 
+    def next_tasks(self, lanes: np.ndarray) -> list[str]:
+        """Name the task that each lane, reset before, plays after its next reset."""
+        return [self.tasks[index].name for index in self._task_index(lanes, 1)]
+
+    def leave_out(self, lanes: np.ndarray) -> None:
+        """Pass over the episode that each lane, reset before, would begin next."""
+        self._count[lanes, _EPISODE] += 1
+
     # ---------------------------------------------------------------- inside
+
+    def _task_index(self, lanes: np.ndarray, ahead: int = 0) -> np.ndarray:
+        """int64 [n]: lanes play the tasks in turn."""
+        return (self._count[lanes, _SEED] + self._count[lanes, _EPISODE] + ahead).astype(np.int64) % len(self.tasks)
 
     def _seed(self, lanes: np.ndarray, seed: int | None) -> None:
         if seed is not None:
@@ -262,16 +274,17 @@ class Tabletop(gym.vector.VectorEnv):
         """Draw a start for each lane, again where it would be a success already."""
         self.engine.state[lanes] = 0.0
         self._count[lanes, :_SEED] = 0
-        for lane in lanes:
-            seed, episode = self._count[lane, [_SEED, _EPISODE]].astype(np.uint64)
-            rng = np.random.Generator(np.random.Philox(key=np.array([seed, episode])))
-            index = int(seed + episode) % len(self.tasks)
-            while True:
-                qpos, self.command[lane], self.scene[lane] = scene.draw(rng, self.tasks[index], index)
+        keys = self._count[lanes][:, [_SEED, _EPISODE]].astype(np.uint64)
+        draws = {lane: np.random.Generator(np.random.Philox(key=key)) for lane, key in zip(lanes, keys, strict=True)}
+        playing = dict(zip(lanes, self._task_index(lanes), strict=True))
+        left = lanes
+        while len(left):
+            for lane in left:
+                qpos, self.command[lane], self.scene[lane] = scene.draw(draws[lane], self.tasks[playing[lane]], playing[lane])
                 self.engine.qpos(self.engine.state)[lane] = qpos
-                if not self.tasks[index].achieved(self._view(np.array([lane])))[0]:
-                    break
-            self.scene[lane, scene.LOOK] = self._randomise * rng.uniform(-1, 1, look.DRAWS)
+            left = left[self._achieved(self._view(left), self.scene[left, scene.TASK].astype(int))]
+        for lane in lanes:
+            self.scene[lane, scene.LOOK] = self._randomise * draws[lane].uniform(-1, 1, look.DRAWS)
         self._settle(lanes)
 
     def _settle(self, lanes: np.ndarray) -> None:
@@ -297,16 +310,20 @@ class Tabletop(gym.vector.VectorEnv):
         flat = after.reshape(n * frames, -1)
         seen = scene.view(self.engine.qpos(flat), self.engine.qvel(flat), targets.reshape(n * frames, -1), scenes)
         task = scenes[:, scene.TASK].astype(int)
-        achieved = np.zeros(n * frames, bool)
-        for index in np.unique(task):
-            achieved[task == index] = self.tasks[index].achieved(seen.rows(task == index))
-        achieved = achieved.reshape(n, frames)
+        achieved = self._achieved(seen, task).reshape(n, frames)
         held = np.empty((n, frames))
         run = self._count[lanes, _HELD]
         for h in range(frames):
             run = np.where(achieved[:, h], run + 1, 0)
             held[:, h] = run
         return held >= self._holds[task.reshape(n, frames)], held, seen
+
+    def _achieved(self, seen: View, task: np.ndarray) -> np.ndarray:
+        """bool [n]: whether worlds are as their tasks want them, given the index of each one's task [n]."""
+        achieved = np.zeros(len(task), bool)
+        for index in np.unique(task):
+            achieved[task == index] = self.tasks[index].achieved(seen.rows(task == index))
+        return achieved
 
     def _view(self, lanes: np.ndarray) -> View:
         state = self.engine.state[lanes]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import tree
-from ..interfaces import Chunked, Policy, Snapshots, VectorEnv
+from ..interfaces import Chunked, Foresees, Policy, Snapshots, VectorEnv
 from ..types import ActionChunk, ChunkResult, Observation, Transition
 from .focus import Focus
 from .lanes import EpisodeEnd, Lanes
@@ -38,6 +38,8 @@ class Collector:
                 f"Groups of {group} need a number of lanes that {group} divides (there are {env.num_envs}) and an "
                 "environment that runs chunks and can snapshot and restore its lanes."
             )
+        if focus and not isinstance(env, Foresees):
+            raise ValueError(f"focus is {focus}, but this environment cannot tell which task comes next; use 0.")
         self.policy, self.decisions, self.gamma, self.execute, self.group = policy, decisions, gamma, execute, group
         self.lanes = Lanes(env, seed=seed)
         self._focus = Focus(focus, seed=seed)
@@ -101,12 +103,15 @@ class Collector:
             self.lanes.succeeded = np.array(state["succeeded"])
 
     def _restart(self) -> None:
-        """Begin anew where an episode ended, again where that start is not worth playing."""
-        idle = np.flatnonzero(~self.lanes.active)
-        self._focus.learn(self.lanes.finished[-len(idle) :] if len(idle) else [])
-        while len(idle):
-            self.lanes.restart(np.isin(np.arange(len(self.lanes.active)), idle))
-            idle = idle[self._focus.skip(self.lanes.env.task_names(idle))] if self._focus.strength else idle[:0]
+        """Begin anew where an episode ended, with a start that is worth playing."""
+        idle, env = ~self.lanes.active, self.lanes.env
+        self._focus.learn(self.lanes.finished[len(self.lanes.finished) - idle.sum() :])
+        if self._focus.strength and isinstance(env, Foresees):
+            left = np.flatnonzero(idle)
+            while len(left):
+                left = left[self._focus.skip(env.next_tasks(left))]
+                env.leave_out(left)
+        self.lanes.restart(idle)
 
     def _start_groups(self) -> None:
         env, every = self.lanes.env, np.arange(self.lanes.env.num_envs)

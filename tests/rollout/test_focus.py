@@ -65,6 +65,17 @@ class TwoTasks(PointMass):
     def task_names(self, lanes: np.ndarray) -> list[str]:
         return [("right", "left")[int(self.episode[lane]) % 2] for lane in lanes]
 
+    def next_tasks(self, lanes: np.ndarray) -> list[str]:
+        return [("right", "left")[int(self.episode[lane] + 1) % 2] for lane in lanes]
+
+    def leave_out(self, lanes: np.ndarray) -> None:
+        self.episode[lanes] += 1
+
+
+def test_focus_needs_a_world_that_knows_what_comes_next() -> None:
+    with pytest.raises(ValueError, match="cannot tell which task comes next"):
+        Collector(PointMass(4), Running(), decisions=1, focus=0.5)
+
 
 def test_a_collector_with_focus_plays_the_failing_task_more() -> None:
     shares = []

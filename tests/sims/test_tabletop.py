@@ -311,3 +311,22 @@ def test_closing_is_idempotent_and_a_closed_suite_starts_again(env: Tabletop) ->
     env.close()
     env.reset(seed=7)
     assert env.step_chunk(noise(env, 1), ALL).executed.all()
+
+
+def test_a_start_that_was_left_out_is_the_one_that_a_reset_would_have_begun() -> None:
+    lane = np.array([1])
+    envs = [tabletop.make(["reach", "push", "lift"], N) for _ in range(2)]
+    for env in envs:
+        env.reset(seed=7)
+    mask = {"reset_mask": np.isin(ALL, lane)}
+    foreseen = []
+    for _ in range(2):
+        foreseen += envs[0].next_tasks(lane)
+        envs[0].leave_out(lane)
+    envs[0].reset(options=mask)
+    played = []
+    for _ in range(3):
+        envs[1].reset(options=mask)
+        played += envs[1].task_names(lane)
+    assert foreseen == played[:2] and envs[0].task_names(lane) == played[2:]
+    np.testing.assert_array_equal(envs[0].snapshot(lane), envs[1].snapshot(lane))
